@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check_quietly(recipe: Recipe) -> None:
-    """The same without a word, on this machine; what a baseline needs must be there.
+    """`check` without output, for this machine; a missing value table or codebook is an error here.
 
     Raises:
         ValueError: what training would refuse.
@@ -98,10 +98,11 @@ def constructor_arguments(rest: Sequence[str]) -> dict[str, Any]:
 
 
 def check_all_parts(recipe: Recipe) -> tuple[str | None, Plan, Dataset, Any]:
-    """What `baseline_or_stand_in` misses; the plan with its data; all problems; the model's configuration.
+    """Build and check every part, and report all mistakes together. Returns the key of a missing artefact
+    (`baseline_or_stand_in`), the plan with its data, all problems, and the model's configuration.
 
     Raises:
-        ValueError: what is wrong with settings, model and data, all of it.
+        ValueError: everything that is wrong with settings, model and data.
     """
     wrong = Mistakes()
     missing, baseline = wrong.tried(check_site.baseline_or_stand_in, recipe.run) or (None, NoBaseline())
@@ -113,9 +114,9 @@ def check_all_parts(recipe: Recipe) -> tuple[str | None, Plan, Dataset, Any]:
     loaded = wrong.tried(load_training_data, recipe, texts, plan.reward_funcs)
     evaluated = wrong.tried(load_eval_data, recipe, texts, plan.reward_funcs)
     whole = wrong.tried(with_data, plan, loaded, evaluated, processing_class=tokenizer) if loaded is not None else None
-    # For what else is wrong, the data as it is.
+    # If the data has mistakes, look for others with the data as it is.
     whole = whole or replace(plan, train_dataset=loaded, kwargs={**plan.kwargs, "processing_class": tokenizer})
-    # The stand-in knows nothing of this run.
+    # A stand-in would refuse prompts that the missing table will have.
     if missing is not None:
         whole = replace(whole, baseline=NoBaseline())
     if loaded is not None and config is not None:
@@ -133,7 +134,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
         launch: the processes it would be run on.
         gpu_memory: of one GPU, in GiB; None is the visible one's, if there is one.
         arguments: the command line, for the commands that are suggested.
-        warn: takes what is noticed on the way.
+        warn: is called with each warning.
 
     Raises:
         ValueError: what training would refuse.

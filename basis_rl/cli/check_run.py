@@ -20,14 +20,14 @@ from basis_rl.trainer.model_check import rounding_note
 from basis_rl.trainer.plan import Plan
 from basis_rl.trainer.selection import tried_belief
 
-# What decides a run and is often left to its default; shown whether it was given or not.
+# Settings that decide a run and are often left to their defaults, so they are shown even then.
 _SHOWN = (
     "learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "loss_type", "importance_sampling_level",
     "epsilon", "epsilon_high", "beta", "temperature", "top_p", "max_completion_length", "mask_truncated_completions",
     "bf16", "gradient_checkpointing", "optim", "seed",
 )  # fmt: skip
 _CORRECTION = ("vllm_importance_sampling_correction", "vllm_importance_sampling_mode")
-# Above this, hardly a sequence's ratio is ever clipped (GSPO, Zheng et al. 2025, Sec. 5.1: 3e-4 and 4e-4).
+# Above this, the ratio of a sequence is hardly ever clipped (GSPO, Zheng et al. 2025, Sec. 5.1: 3e-4 and 4e-4).
 _LARGE_SEQUENCE_EPSILON = 0.01
 
 
@@ -54,7 +54,7 @@ def sampling(plan: Plan) -> str:
     """What a prompt sampler does to the objective.
 
     Raises:
-        ValueError: it cannot draw a first batch by the baseline's belief; by a separate one where that cannot be built.
+        ValueError: it cannot draw a first batch, by the belief of the baseline or by a separate one.
     """
     sampler = plan.sampler
     dataset = plan.train_dataset

@@ -161,7 +161,7 @@ def hub(args: BasisConfig, warn: Warn) -> str:
         account = HfApi(token=args.hub_token).whoami()
     except LocalTokenNotFoundError as error:
         raise ValueError("push_to_hub: there is no token. Run `hf auth login`, or set HF_TOKEN.") from error
-    # Whatever the network may do.
+    # Any other error is one of the network, which may be fine by the time of the push.
     except Exception as error:
         if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
             raise ValueError(

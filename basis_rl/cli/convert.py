@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _put_back(folder: Path) -> None:
-    """A conversion that was killed between its two renames has left a checkpoint under its other name."""
+    """Undo half of a conversion: killed between its two renames, it has left a checkpoint under its temporary name."""
     for old in folder.glob(".*.old"):
         place = folder / old.name[1:].removesuffix(".old")
         if (old / FILE_NAME).is_file() and not place.exists():
@@ -121,7 +121,7 @@ def convert_artefact(folder: Path, kind: Kind, problems: IdMap | None) -> None:
     """
     _, metadata = kind.open(folder, any_ids=True)
     known = metadata["provenance"]
-    # Most are built in a day.
+    # Older tables did not record the template's day; most are built within one day.
     if kind is table.KIND and "date" in known:
         metadata["provenance"] = {"template_day": known["date"], **known}
     if problems is not None:
@@ -168,7 +168,7 @@ def convert_checkpoint(folder: Path, problems: IdMap | None) -> None:
         fixed = {f"baseline.{key}": as_json(value) for key, value in parameters.items() if hasattr(value, "digest")}
     whole = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(whole, ignore_errors=True)
-    # Weights are large.
+    # Links instead of copies, because weights are large.
     shutil.copytree(folder, whole, copy_function=os.link)
     _save(whole / FILE_NAME, {**_renamed(content, ids), "id_scheme": ID_SCHEME})
     for path in whole.glob("phase_*.pt"):
@@ -188,7 +188,7 @@ def convert_checkpoint(folder: Path, problems: IdMap | None) -> None:
 
 
 def _save(path: Path, content: Any) -> None:
-    # It has two names.
+    # The file is a hard link: without this, the original would be overwritten.
     path.unlink()
     torch.save(content, path)
 
@@ -219,7 +219,7 @@ def convert_evaluation(path: Path) -> None:
     for row in load_prompts(DataArguments(**bare), conversational=False):
         new.setdefault(prompt_id(row["prompt"]), row["prompt_id"])
     found = read_rollouts(rollouts)
-    # A conversion that was stopped has renamed the rollouts and not yet what is said of them.
+    # A conversion that was stopped may have renamed the rollouts, but not the settings yet.
     kept = {name: found.get(name) or found[new[name]] for name in new if name in found or new[name] in found}
     golds = [(name, kept[name][0].gold) for name in new if name in kept]
     if golds_fingerprint(golds) != settings["problems"]:

@@ -23,7 +23,7 @@ def is_asked(argv: Sequence[str]) -> bool:
 
 
 def launch(argv: Sequence[str]) -> None:
-    """Become ``accelerate launch``; returns only by an error.
+    """Replace this process by ``accelerate launch``; returns only with an error.
 
     Raises:
         ValueError: see `command`.

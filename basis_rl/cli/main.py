@@ -60,13 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Of `basis-rl ... | head`. What Python flushes at its end would raise again.
+        # The reader has gone, as in `basis-rl ... | head`. Without this, Python's flush at exit would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    # Outside of what saves its state when it is asked to stop.
+    # Commands that save their state on Ctrl-C have caught it already.
     except KeyboardInterrupt:
         return fail(f"{arguments[0]} was interrupted (Ctrl-C).", STOPPED)
-    # About what was asked for; a run that has begun raises others.
+    # These are mistakes in the input: once a run has begun, it raises other errors.
     except (ValueError, OSError) as error:
         return report(error)
 
@@ -94,7 +94,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def fail(message: object, code: int = 2) -> int:
-    """Print one message, once per machine, and return the exit code; of a lost rank on each that is left."""
+    """Print one message, once per machine, and return the exit code. For a lost rank, every rank that is left prints
+    it."""
     if os.environ.get("LOCAL_RANK", "0") == "0" or code == PEER:
         print(f"basis-rl: error: {message}", file=sys.stderr)
     return code

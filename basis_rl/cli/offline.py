@@ -1,4 +1,4 @@
-"""Without a network the Hub's client tries for half a minute per file; this finds out in seconds, once."""
+"""Without a network the Hub's client retries for half a minute per file; this finds out once, within seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from basis_rl.names import FORMATS
 from basis_rl.recipe.words import peek, read_words
 
-# Seconds.
+# Seconds to wait for the Hub's address.
 _TIMEOUT = 3.0
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
@@ -38,7 +38,7 @@ def asks_the_hub(command: str, argv: Sequence[str]) -> bool:
         ValueError: a recipe that cannot be read.
     """
     if command in ("init", "eval"):
-        # The benchmarks are there.
+        # Their default data is on the Hub.
         return True
     words = read_words(argv)
     keys = ("model_name_or_path", "dataset_name", "push_to_hub")

@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     known, extra = serve_parser().parse_known_args(list(argv))
     _check_model(known.model, extra)
     options = ServerOptions(known.model, known.host, known.port, known.dtype, known.max_model_len, extra=extra)
-    # Like Ctrl-C, also while the model is loading.
+    # SIGTERM acts like Ctrl-C, even while the model is loading.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         server = Server(options)

@@ -13,7 +13,7 @@ from basis_rl.run.progress import clock
 
 _AVERAGE = re.compile(r"eval_(?:(?P<name>.+)_)?avg@\d+")
 _TENTH = 10
-# What a run's folder may hold beside the model, in the order in which it is told.
+# Files that a run's folder may hold besides the model, in the order of the summary.
 _FILES = {
     "README.md": "the model card",
     "recipe.yaml": "the recipe",
@@ -24,7 +24,7 @@ _FILES = {
 
 
 def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks: Sequence[str] = ()) -> str:
-    """The last words of a run.
+    """The text that a run prints at its end.
 
     Args:
         log: what was logged, in order (`TrainerState.log_history`).

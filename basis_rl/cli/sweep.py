@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     """Plan, check everything, run, compare."""
     options, overrides = sweep_parser().parse_known_args(argv)
     generations = options.num_generations
-    # Several values, or one to be refused as any key's.
+    # Several values make several runs; a wrong one is refused later, like that of any key.
     if generations is not None and not generations.isdecimal():
         overrides = [*overrides, "--num_generations", generations]
         generations = None
@@ -189,7 +189,7 @@ class Sweep:
             ) as process,
         ):  # fmt: skip
             self._process = process
-            # The signal came while it was being started.
+            # A signal may have come while the process was being started.
             if self.stopped:
                 process.terminate()
             assert process.stdout is not None
@@ -211,7 +211,7 @@ class Sweep:
         if self._process is not None:
             if self.stopped:
                 os.killpg(self._process.pid, signal.SIGKILL)
-            # To it alone: its grading processes must go on until it has saved.
             else:
+                # Not to its group: its grading processes must continue until it has saved.
                 self._process.terminate()
         self.stopped = True

@@ -25,9 +25,10 @@ from basis_rl.run.seams import attributes
 from basis_rl.trainer import BasisConfig
 
 _OURS = {"seed": "--seeds", "baseline": "--baselines", "resume_from_checkpoint": "nothing"}
-# Rollouts per prompt where a baseline needs several and nothing says how many.
+# Rollouts per prompt for a baseline that needs several, if no setting says how many.
 _GROUP = 8
-# Their commas are their own; so are those of what does not count as a setting of the run (`what_counts`).
+# Keys whose values may contain commas, which do not separate runs. The same holds for keys that do not count as
+# settings of a run (`what_counts`).
 _WHOLE = {"system_prompt", "prompt_template", "solution_pattern", "keep_columns", "reward_funcs", "serve_args"}
 
 
@@ -112,7 +113,7 @@ def plan(
             folder = re.sub(r"[^A-Za-z0-9._=-]+", "_", f"{name}-seed{seed}")
             arguments = [*argv, "--seed", str(seed), "--output_dir", str(output / folder)]
             arguments += ["--resume_from_checkpoint", "auto"]
-            # Or each would overwrite the one before.
+            # With one repository, each run would overwrite the one before.
             if base.args.push_to_hub and base.args.hub_model_id:
                 own = re.sub(r"[^A-Za-z0-9._-]+", "-", folder)
                 arguments += ["--hub_model_id", f"{base.args.hub_model_id}-{own}"]

@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def own_server(recipe: Recipe) -> AbstractContextManager[Server | None]:
-    """The vLLM server of a recipe with ``serve: true``, on the first rank, kept alive; the recipe is pointed at it.
+    """The vLLM server of a recipe with ``serve: true``, kept alive by the first rank; the recipe then names its URL.
 
     Raises:
         ValueError: the recipe does not use it.
@@ -108,12 +108,12 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
     except (ValueError, OSError) as error:
         if started.begun:
             raise RuntimeError("The training has failed after it began.") from error
-        # The checkpoint is not of this run.
+        # Before the first step it is a mistake in the input, such as a checkpoint of another run.
         raise
 
 
 def suggested_benchmarks(recipe: Recipe) -> list[str]:
-    """The recipe's own; else MATH-500, unless the model was trained on generated problems, whose form is their own."""
+    """The recipe's own; else MATH-500, unless the model was trained on generated problems, which look different."""
     generated = recipe.data.dataset_name.startswith(f"{GYM_COLUMN}:")
     return recipe.run.eval_benchmarks or ([] if generated else ["math500"])
 

@@ -141,7 +141,7 @@ def _read(
     """The rows that stay, by their index in the dataset, with prompt, gold and id; and from where these are read."""
     flat = dataset.flatten()
     prompts = _column(flat, data, "prompt_column", PROMPT_COLUMNS)
-    # What the library calls a column whose cells have several kinds.
+    # The library's type for a column whose cells are of several kinds.
     if type(flat.features[prompts]).__name__ == "Json":
         raise ValueError(
             f"'{data.dataset_name}': column '{prompts}' has texts in some rows and conversations in others. Make them "
@@ -297,7 +297,7 @@ def _load_file(path: Path) -> Dataset:
         if "corresponds to no data" in str(error):
             raise ValueError(f"dataset_name: the file '{path}' holds no rows.") from error
         reason: BaseException = error
-        # datasets' own says no more than that something failed.
+        # The error of datasets itself says only that something failed.
         while reason.__cause__ is not None:
             reason = reason.__cause__
         kind = path.suffix.removeprefix(".")

@@ -1,4 +1,4 @@
-"""One row of a data set in: the bare problem and its gold, whatever form the set has them in."""
+"""Reads one row of a data set: the bare problem and its gold, in whatever form the set has them."""
 
 from __future__ import annotations
 

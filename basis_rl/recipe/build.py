@@ -38,9 +38,9 @@ def load_config_and_tokenizer(model: ModelConfig, args: BasisConfig) -> tuple[An
 
 
 def load_by_name(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Any, PreTrainedTokenizerBase]:
-    """`load_config_and_tokenizer` of a model that no recipe names."""
+    """As `load_config_and_tokenizer`, for a model without a recipe."""
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
-    # Nothing to download: its bars would only break up the lines of the log.
+    # With a local model nothing is downloaded, and progress bars would only break up the log.
     if Path(name).is_dir():
         disable_progress_bar()
     try:
@@ -68,7 +68,7 @@ def load_training_data(
     if column is not None and data.keep_columns is not None and column not in data.keep_columns:
         data = replace(data, keep_columns=[*data.keep_columns, column])
     chat = tokenizer.chat_template is not None
-    # The gold counts always, as it does where a script loads the same problems.
+    # The gold always counts, so that a script that loads the same problems gets the same ids.
     reads = read_columns(build_rewards(recipe) if rewards is None else rewards) | {"solution"}
     return load_prompts(data, conversational=chat, held_out=held_out, reads=reads)
 
@@ -100,7 +100,7 @@ def load_eval_data(
 
 
 def _warn_of_overlap(dataset: Dataset, evaluated: Dataset | dict[str, Dataset] | None) -> None:
-    """By their texts, whatever their golds and known instructions."""
+    """Compares the texts alone, without golds and known instructions."""
     trained = set(map(bare_problem, dataset["prompt"]))
     for name, problems in (evaluated if isinstance(evaluated, dict) else {}).items():
         common = len(trained & set(map(bare_problem, problems["prompt"])))

@@ -1,4 +1,4 @@
-"""What a recipe's file and the command line say, made into settings."""
+"""Makes settings of what a recipe's file and the command line say."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TYPES = (RunArguments, DataArguments, ModelConfig, BasisConfig)
 
 
 class Parser(TrlParser):
-    """Options from dataclasses; what is wrong is a ValueError."""
+    """Options from dataclasses; a mistake is a ValueError."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -53,10 +53,10 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     config = {k: v for k, v in words.config.items() if k != "env"}
     arguments = split_lists(words.arguments, keys)
     serve = {**config, **peek(arguments, ["serve"])[0]}.get("serve", False)
-    # A server is started in order to generate with it.
+    # Who starts a server wants to generate with it.
     if str(serve).lower() in ("true", "t", "yes", "y", "1"):
         config = {"use_vllm": True, "vllm_mode": "server", **config}
-    # Before the trainer's settings, which ask for a GPU.
+    # Checked here, because the trainer's settings, which are made below, fail without a GPU.
     if not {**config, **peek(arguments, ["model_name_or_path"])[0]}.get("model_name_or_path"):
         recipe = "" if words.path else " There is no recipe either: `basis-rl init my.yaml` writes one."
         raise ValueError(f"model_name_or_path is missing: a Hub id or the path of a model.{recipe}")
@@ -73,14 +73,14 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     given = [token.removeprefix("--").split("=")[0].replace("-", "_") for token in arguments if token.startswith("--")]
     resolved = {**config, **{key: parsed[key] for key in given if key in parsed}}
     resolved = {key: value.value if isinstance(value, Enum) else value for key, value in resolved.items()}
-    # It is saved and pushed.
+    # It is saved and pushed, so it must hold no secret.
     resolved = redact(with_sections(resolved))
     notes = [*words.notes, *notes]
     return Recipe(run=run, data=data, model=model, args=args, resolved=resolved, argv=list(argv), notes=notes)
 
 
 def split_lists(arguments: Sequence[str], keys: argparse.ArgumentParser) -> list[str]:
-    """Words of the command line in which ``--key a,b`` of a list is ``--key a b``."""
+    """The command line with ``--key a,b`` written as ``--key a b`` for keys that are lists."""
     lists = {flag for action in keys._actions if action.nargs in ("+", "*") for flag in action.option_strings}
     found: list[str] = []
     inside = False
@@ -95,7 +95,7 @@ def split_lists(arguments: Sequence[str], keys: argparse.ArgumentParser) -> list
 
 
 def listed(word: str) -> list[str]:
-    """``a,b`` as a list; what has other signs in it, such as a regular expression, is one word."""
+    """``a,b`` as a list; a text with other characters in it, such as a regular expression, is one entry."""
     parts = [part for part in re.split(r"\s*,\s*", word.strip()) if part]
     return parts if all(re.fullmatch(r"[\w.:/@+=-]+", part) for part in parts) else [word]
 

@@ -1,7 +1,7 @@
 """The keys of a recipe, read from the sources of the dataclasses that declare them.
 
-To import TRL's and transformers' configurations takes ten seconds, to read their files a fifth of one. Nothing is run:
-what an expression means beyond constants, f-strings and names is shown as it is written.
+To import TRL's and transformers' configurations takes ten seconds, to read their files a fifth of one. No code is run:
+an expression that is more than constants, f-strings and names is shown as it is written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 OURS = Path(__file__).resolve().parents[1]
-# Where the classes stand that TRL and transformers export lazily.
+# The files of classes that TRL and transformers export lazily, so that no import leads to them.
 HOMES = {
     "TrainingArguments": ("transformers", "training_args.py"),
     "GRPOConfig": ("trl", "trainer/grpo_config.py"),
@@ -133,7 +133,7 @@ class Module:
         self.file = file
 
     def value(self, node: ast.expr, scope: ast.ClassDef | None = None) -> Any:
-        """What an expression means; what cannot be known without running it, as it is written."""
+        """The value of an expression; one that would have to be run, as it is written."""
         if isinstance(node, ast.Lambda):
             return self.value(node.body, scope)
         if isinstance(node, ast.Name):

@@ -74,7 +74,7 @@ def translate_rewards(names: list[str]) -> tuple[list[str], dict[str, Any], list
 
 
 def _take_scale(config: dict[str, Any], notes: list[str]) -> None:
-    """The standard deviation is the baseline's choice here: without it GRPO is `dr_grpo`."""
+    """Here the baseline decides whether to divide by the standard deviation: GRPO without it is `dr_grpo`."""
     if "scale_rewards" not in config or config.get("baseline") not in (None, "grpo", "dr_grpo"):
         return
     scale = config["scale_rewards"]

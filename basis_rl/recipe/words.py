@@ -24,7 +24,7 @@ DICT_KEYS = ("baseline_kwargs", "reward_kwargs", "dataset_kwargs", "tool_kwargs"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes ``1e-6`` for a string, since it has no point; everybody means the number."""
+    """YAML in which ``1e-6`` is a number: to YAML 1.1 it is a string, because it has no point."""
 
 
 _Loader.add_implicit_resolver(
@@ -34,7 +34,7 @@ _Loader.add_implicit_resolver(
 
 @dataclass(frozen=True)
 class Words:
-    """What was asked for, before any value is looked at.
+    """What the user wrote, before any value is checked.
 
     Attributes:
         path: the recipe's file; None without one.
@@ -79,7 +79,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def parse_value(flag: str, text: str) -> Any:
-    """The value of an option, in YAML; what is not is a ValueError that names the option."""
+    """The value of an option, as YAML; a ValueError that names the option if it is not YAML."""
     try:
         return parse_yaml(text)
     except yaml.YAMLError as error:
@@ -90,7 +90,7 @@ def parse_value(flag: str, text: str) -> Any:
 
 
 def peek(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The values of some options by their names, without a look at any other; and the words that remain.
+    """The values of some options by their names, without parsing any other; and the words that remain.
 
     An option is ``--name value``, ``--name=value`` or ``--name`` alone, which is True; dashes and underscores are the
     same. The last one counts.
@@ -221,7 +221,8 @@ def check_flags(arguments: Sequence[str], flags: Collection[str]) -> None:
 
 
 def check_words(argv: Sequence[str]) -> None:
-    """What `parse_recipe` would refuse of the names alone, in a fraction of its time; sets the recipe's ``env`` too.
+    """Refuse the wrong names that `parse_recipe` would refuse, in a fraction of its time; also sets the recipe's
+    ``env``.
 
     Raises:
         ValueError: see `read_words` and `check_keys`; and a file of problems that is not there.
@@ -231,7 +232,7 @@ def check_words(argv: Sequence[str]) -> None:
     try:
         keys = known_keys()
     except LookupError:
-        # Another version of TRL or transformers: `parse_recipe` asks the dataclasses themselves.
+        # A version of TRL or transformers that we cannot read: leave the check to `parse_recipe`, which imports them.
         return
     wrong = Mistakes()
     wrong.tried(check_keys, words, [key.name for key in keys], {flag for key in keys for flag in key.flags})

@@ -36,8 +36,8 @@ _SCORED_TOGETHER = 16
 class TablePlan:
     r"""What a table is made of; `build_table` does it.
 
-    With an early exit, prompts whose first m rewards are all 0 or all 1 get no more than these m rollouts; of N planned
-    ones the others get all. That saves (1 - m / N) of the rollouts of prompts that are certain, and biases their
+    With an early exit, prompts whose first m rewards are all 0 or all 1 get no more than these m of the N planned
+    rollouts. That saves (1 - m / N) of the rollouts of prompts that are certain, and biases their
     values: with independent 0/1 rewards of mean p, a prompt leaves with probability :math:`p^m + (1 - p)^m`, and the
     mean of its rewards then has
 
@@ -95,13 +95,13 @@ class TablePlan:
         return self.early_exit > 0 and record.part == 0 and set(record.rewards) in ({0.0}, {1.0})
 
     def fingerprints(self, tokenizer: Any) -> dict[str, str]:
-        """Of the rendered prompts."""
+        """A fingerprint of each rendered prompt, by its id."""
         template = self.chat_template_kwargs or {}
         prompts = zip(self.ids, self.dataset["prompt"], strict=True)
         return {name: fingerprint(rendered_prompt(prompt, tokenizer, template)) for name, prompt in prompts}
 
     def identity(self, config: Any, tokenizer: Any, sampler: str) -> dict[str, Any]:
-        """Everything that the rewards depend on, with which a build that is resumed or finished must agree.
+        """Everything that the rewards depend on; a build that is resumed or merged must agree with it.
 
         Args:
             config: of the model; knows where it came from.
@@ -222,7 +222,7 @@ class _Build:
                     progress.update(self._note(record))
 
     def _note(self, record: Record) -> int:
-        """Take in what is finished; returns how many of the planned rollouts are settled by it."""
+        """Note a finished record; returns how many of the planned rollouts it settles."""
         self.done.add(record.key)
         if not self.plan.is_certain(record):
             return len(record.rewards)
@@ -233,7 +233,7 @@ class _Build:
         """The records of one part that are missing; a chunk is drawn whole, as it was the first time."""
         chunks = [[i for i in chunk if part == 0 or self.ids[i] not in self.certain] for chunk in mine]
         chunks = [chunk for chunk in chunks if any((self.ids[i], part) not in self.done for i in chunk)]
-        # What a prompt's second part draws is not what its first one has drawn: the seeds differ.
+        # The part counts in the seed, so that the second part does not repeat the rollouts of the first.
         seeds = {tuple(chunk): request_seed(self.plan.seed, part, *(self.ids[i] for i in chunk)) for chunk in chunks}
         draw = partial(self.source.draw, self.prompts, seeds, self.plan.sampling, self.plan.parts[part])
         with closing(ahead(draw, _SCORED_TOGETHER)) as drawn:

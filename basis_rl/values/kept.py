@@ -19,7 +19,7 @@ from basis_rl.values.provenance import fingerprint
 from basis_rl.values.shards import Shards, begun
 from basis_rl.values.sources import Drawing, Prompts, Seeds
 
-# What a reward decides about: the rows that it drops, and what it reads of them.
+# The facts that depend on the reward, which may change: it also decides which rows are dropped and which columns count.
 _OF_THE_REWARD = frozenset({"reward", "reward_code", "dataset"})
 
 

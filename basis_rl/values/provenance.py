@@ -17,8 +17,9 @@ from basis_rl.rewards.source import code_identity
 if TYPE_CHECKING:
     from basis_rl.engine import Sampling
 
+# Bytes at each end of a weight file that count.
 _EDGE = 1 << 20
-# Values of each parameter.
+# How many values of each parameter count.
 _SAMPLE = 1024
 
 
@@ -94,7 +95,7 @@ def reward_code(reward_funcs: Sequence[Callable[..., Any]]) -> str:
 def mismatches(table: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
     """One line for each fact on which table and run contradict each other; facts that either lacks are ignored."""
     keys = set(table) & set(run)
-    # The weights themselves are known on both sides: their name may differ.
+    # The revision identifies the weights, so the name of the model may differ.
     if "revision" in keys:
         keys.discard("model")
     return [

@@ -25,7 +25,7 @@ class Record:
 
     Attributes:
         prompt_id: of the prompt.
-        part: 0, or 1 for those that an early exit would have saved.
+        part: 0 for the rollouts up to an early exit, 1 for those after it.
         rewards: one for each rollout, NaN where it could not be scored.
         tokens: of all completions together.
         truncated: completions that were cut off.
@@ -44,7 +44,7 @@ class Record:
         return self.prompt_id, self.part
 
     def line(self) -> dict[str, Any]:
-        """As it is written."""
+        """The record as it is written to the file."""
         line = {**asdict(self), "rewards": [None if math.isnan(reward) else reward for reward in self.rewards]}
         return {key: value for key, value in line.items() if key != "rollouts" or value is not None}
 
@@ -89,7 +89,7 @@ class Shards:
         self.identity: dict[str, Any] = json.loads(json.dumps(identity))
         for path in sorted(folder.glob(_PATTERN)):
             known = next((line["identity"] for line in read_lines(path) if "identity" in line), self.identity)
-            # Which older builds do not know.
+            # Builds of older versions lack this fact.
             since = {"reward_code": self.identity.get("reward_code")}
             differing = differences({**since, **known}, self.identity)
             if differing:
@@ -129,7 +129,7 @@ class Shards:
                     f"Another process is writing '{path}'. Wait for it, or give each its own part: --values_shard 0/2, "
                     "1/2."
                 )
-            # A line was cut off: end it.
+            # A kill has cut the last line off: end it, so that the next one is whole.
             if path.read_bytes()[-1:] not in (b"", b"\n"):
                 file.write("\n")
             writer = Writer(file, time.monotonic())
@@ -142,7 +142,7 @@ class Shards:
 
     @contextmanager
     def merging(self) -> Iterator[bool]:
-        """Within it, no other process merges the same build; False if one has done so."""
+        """Within it, no other process merges the same build; False if another one has already merged it."""
         try:
             file = (self.folder / "merge.lock").open("w")
         except FileNotFoundError:

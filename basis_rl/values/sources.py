@@ -51,7 +51,7 @@ class ModelSource:
 
     def chunks(self, prompts: Prompts, count: int) -> list[list[int]]:
         """Indices of the prompts in chunks that are drawn together, for at most `count` rollouts of each."""
-        # Of similar length together: less padding.
+        # Prompts of similar length together, for less padding.
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         size = max(1, self.batch_size // count)
         return [order[start : start + size] for start in range(0, len(order), size)]
@@ -133,7 +133,8 @@ Source = ModelSource | ServerSource
 
 @contextmanager
 def addresses(urls: Sequence[str], options: ServerOptions | None) -> Iterator[list[str]]:
-    """Of vLLM servers: those that run already, or the one that is started with `options`, and stopped at the end."""
+    """The URLs of vLLM servers: those that run already, or of one that is started with `options` and stopped at the
+    end."""
     if options is None:
         yield list(urls)
         return
@@ -150,7 +151,7 @@ def load_model(name: str, *, use_cpu: bool = False, **settings: Any) -> PreTrain
 
 
 def ends_of(name: str, config: object, tokenizer: PreTrainedTokenizerBase, revision: str | None) -> list[int]:
-    """End tokens as `sample` has them of a loaded model, without loading one."""
+    """The end tokens that `sample` would use, without loading the model."""
     try:
         generation = GenerationConfig.from_pretrained(name, revision=revision or "main")
     except OSError:

@@ -218,7 +218,7 @@ class ValueTable:
         ids = table["prompt_id"]
         rewards = table["rewards"]
         if not all(isinstance(name, str) for name in ids):
-            raise ValueError("a prompt_id is no text")
+            raise ValueError("a prompt_id is not a text")
         if len(set(ids)) < len(ids):
             twice = next(name for i, name in enumerate(ids) if name in ids[:i])
             raise ValueError(f"{len(ids) - len(set(ids))} prompt_ids are there twice (first: '{twice}')")
@@ -226,7 +226,7 @@ class ValueTable:
             if not isinstance(row, list) or any(r is not None and (isinstance(r, str) or math.isinf(r)) for r in row):
                 raise ValueError(f"the rewards of prompt_id '{name}' are not finite numbers")
         if not isinstance(metadata["provenance"], dict):
-            raise ValueError("its provenance is no mapping")
+            raise ValueError("its provenance is not a mapping")
         fingerprints = zip(ids, table["fingerprint"], strict=True)
         low, high = metadata["reward_range"]
         return cls(

@@ -31,7 +31,7 @@ from basis_rl.trainer.plan import (
     as_rewards,
     as_sampler,
     baseline_of_settings,
-    check_baseline,
+    check_baseline_needs,
     check_columns,
     check_prefetch,
     check_size,
@@ -183,7 +183,7 @@ def test_secrets_in_dictionaries_are_not_reported(tmp_path):
 
 def test_groups_of_the_minimum_and_datasets_of_one_batch_are_enough(tmp_path):
     plan = Plan(config(tmp_path, num_generations=2, per_device_train_batch_size=8), Rloo())
-    check_baseline(plan)
+    check_baseline_needs(plan)
     check_size(replace(plan, train_dataset=sums(plan.args.generation_batch_size // 2)))
     with pytest.raises(ValueError, match="has 7 prompts, but one generation batch takes 8"):
         check_size(replace(plan, train_dataset=sums(7)))
@@ -278,13 +278,13 @@ def test_what_says_that_it_does_not_scale_gives_half_the_advantage_for_half_the_
 
 def test_no_baseline_is_recommended_that_would_be_refused(tmp_path):
     with pytest.raises(ValueError, match="that works with 1: none, ") as refused:
-        check_baseline(Plan(config(tmp_path, num_generations=1), build_baseline("rloo")))
+        check_baseline_needs(Plan(config(tmp_path, num_generations=1), build_baseline("rloo")))
     assert "pass_at_k" not in str(refused.value)
     with pytest.raises(ValueError, match=r"'pass_at_k' needs at least 5 .*that works with 4: .*grpo") as refused:
-        check_baseline(Plan(config(tmp_path), build_baseline("pass_at_k", k=4)))
+        check_baseline_needs(Plan(config(tmp_path), build_baseline("pass_at_k", k=4)))
     assert "pass_at_k" not in str(refused.value).partition("works with")[2]
     with pytest.raises(ValueError, match=r"take one of .*rloo") as refused:
-        check_baseline(Plan(config(tmp_path, beta=0.1, kl_placement="reward"), build_baseline("spo")))
+        check_baseline_needs(Plan(config(tmp_path, beta=0.1, kl_placement="reward"), build_baseline("spo")))
     assert "max_rl" not in str(refused.value)
 
 
