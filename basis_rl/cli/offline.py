@@ -25,6 +25,7 @@ def go_offline_if_unreachable(command: str, argv: Sequence[str]) -> None:
     """
     if "HF_HUB_OFFLINE" in os.environ or not asks_the_hub(command, argv) or can_be_reached():
         return
+    # The client reads this variable once, when it is imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
     if os.environ.get("LOCAL_RANK", "0") == "0":
         text = "The Hub cannot be reached, so only what is in its cache is used (HF_HUB_OFFLINE=1)."

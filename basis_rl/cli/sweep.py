@@ -104,6 +104,7 @@ def has_finished(run: Planned) -> bool:
     folder = Path(run.recipe.args.output_dir)
     if not (folder / "recipe.yaml").is_file():
         return False
+    # Both sides as YAML reads them, or a tuple would differ from a list.
     there = what_counts(flatten_dict(yaml.safe_load((folder / "recipe.yaml").read_text()) or {}))
     asked = what_counts(flatten_dict(yaml.safe_load(yaml.safe_dump(run.recipe.resolved))))
     other = sorted(key for key in there.keys() | asked.keys() if there.get(key) != asked.get(key))

@@ -130,6 +130,7 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
             print(f"Stopped by a signal after step {trainer.state.global_step} of {trainer.state.max_steps}. {where}")
         trainer.end()
         return STOPPED
+    # A run that was finished may have been killed while it saved its model.
     whole = on_main_process(lambda: is_finished(output))
     if trainer.was_finished and trainer.accelerator.is_main_process:
         missing = "the model is there" if whole else "saving the model, which was cut off"

@@ -178,6 +178,7 @@ class TrainingClient(VLLMClient):
 
     def _checked_starts(self) -> list[str]:
         in_folder = self.settings.transfer == "folder"
+        # If the workers find this file, they see the folder through which weights will come.
         token = self.folder.with_name(f".{uuid.uuid4().hex}")
         try:
             if in_folder:
@@ -215,6 +216,7 @@ class TrainingClient(VLLMClient):
         if not self.starts:
             return
         states = self.rpc("basis_hold", self.run, self.owner, version)
+        # A run that was killed could not release the server.
         gone = [state["run"] for state in states if state["run"] != self.run and _has_ended(state["owner"])]
         if gone:
             states = self.rpc("basis_hold", self.run, self.owner, version, gone[0])
@@ -329,6 +331,7 @@ class TrainingClient(VLLMClient):
         if request.longest is None:
             return self.generate(request.prompts, request.features, **settings)
         rooms = [min(settings["max_tokens"], request.longest - len(prompt)) for prompt in request.prompts]
+        # TRL's `generate` has one limit for all prompts of a request.
         with ThreadPoolExecutor(min(_AT_A_TIME, len(rooms))) as threads:
             answers = list(threads.map(ask, request.prompts, rooms))
         return {
@@ -376,6 +379,7 @@ class Generation(VLLMGeneration):
         self._taken: int | None = None
         self._waited = 0.0
         self._weight_metadata: Any = None
+        # TRL's constructor connects to the server, for which all of the above is needed.
         super().__init__(*args, **kwargs)
         tokenizer: Any = getattr(self.processing_class, "tokenizer", self.processing_class)
         self.probe: list[int] = tokenizer(_PROBE, add_special_tokens=False)["input_ids"][:64]
@@ -554,6 +558,7 @@ class Generation(VLLMGeneration):
         deadline = None
         while True:
             try:
+                # After a failure the server may be a new one, which has the weights that it was started with.
                 if deadline is not None and action != self._push:
                     self._push()
                 return action()

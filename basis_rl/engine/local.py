@@ -163,6 +163,7 @@ def sample(
     generator: Any = model
     generate = sharing(model, generator.generate)
     config = sampling.generation_config(model, tokenizer)
+    # transformers takes from the model's own configuration what an argument leaves out.
     previous = model.generation_config
     model.generation_config = config
     ends = set(declared_ends(config))

@@ -164,6 +164,7 @@ class Server:
         """Environment variables of the server's process."""
         package = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+        # vLLM offers /collective_rpc in its development mode only, and its workers must find our extension.
         own = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
         if not torch.cuda.is_available():
             # Otherwise each server binds its threads to the same cores.
@@ -270,6 +271,7 @@ class Server:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(_GRACE)
         with suppress(ProcessLookupError):
+            # Workers may outlive the server's first process.
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.process = None

@@ -80,6 +80,7 @@ def _started_again(ended: Server, options: ServerOptions, number: int) -> Server
     if not has_answered(ended.options.log) and not can_change(reason):
         print(f"{said}. It is not started again, since that cannot change.", flush=True)
         return None
+    # A log of its own: `failure_reason` must not find the error of the server before.
     log = options.log and options.log.with_stem(f"{options.log.stem}-{number}")
     print(f"{said}. Starting it again, log in {log}.", flush=True)
     again = Server(replace(options, log=log))

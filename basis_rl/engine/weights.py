@@ -80,5 +80,6 @@ def part_of(folder: Path) -> Path:
 
 def default_folder(url: str) -> Path:
     """A folder in this machine's shared memory, one for each user and server."""
+    # Without shared memory, a folder in the user's cache.
     root = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(torch.hub.get_dir()).parent
     return root / f"basis-rl-{os.getuid()}" / url.split("//")[-1].replace(":", "-").replace("/", "-")

@@ -65,6 +65,7 @@ def load_training_data(
     column = recipe.args.difficulty_column
     if held_out and data.dataset_test_split:
         data = replace(data, max_train_samples=recipe.run.max_eval_samples)
+    # The log reads this column, which keep_columns need not name.
     if column is not None and data.keep_columns is not None and column not in data.keep_columns:
         data = replace(data, keep_columns=[*data.keep_columns, column])
     chat = tokenizer.chat_template is not None
@@ -131,6 +132,7 @@ def server_options(recipe: Recipe, port: int, log: Path) -> ServerOptions:
         log=log,
         devices=run.serve_devices,
         extra=shlex.split(run.serve_args or ""),
+        # main is TRL's default, and what None means to vLLM.
         revision=None if recipe.model.model_revision == "main" else recipe.model.model_revision,
     )
 

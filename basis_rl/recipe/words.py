@@ -95,6 +95,7 @@ def peek(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, Any]
     An option is ``--name value``, ``--name=value`` or ``--name`` alone, which is True; dashes and underscores are the
     same. The last one counts.
     """
+    # No abbreviations: --lr must not be read as --lr_scheduler_type.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for name in names:
         parser.add_argument(*{f"--{name}", f"--{name.replace('_', '-')}"}, dest=name, nargs="?", const=True)

@@ -257,6 +257,7 @@ def _as_cast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor,
 
 
 def _has_varlen(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    # What the kernel takes: 16-bit tensors on a GPU, with heads of at most 256.
     half = query.dtype in (torch.bfloat16, torch.float16)
     return varlen_attn is not None and query.is_cuda and half and key.shape[-1] == value.shape[-1] <= 256
 

@@ -46,6 +46,7 @@ class Critic:
         self.accelerator = accelerator
         self.hidden = HiddenStates(policy) if baseline.reads_hidden_states else None
         device = accelerator.device
+        # The same weights on every rank, and the run's random numbers as they would be without a critic.
         with random_numbers_kept(device), _not_sharded():
             torch.manual_seed(args.seed)
             self.module = baseline.build_module(policy, tokenizer)
@@ -146,6 +147,7 @@ class Critic:
                 sums[key] = sums.get(key, torch.zeros((), device=device)) + (value * counted).sum().double()
         names = list(sums)
         count, *totals = reduce(torch.stack([sums[name] for name in names]), reduction="sum").tolist()
+        # No rank has a token that counts, so all of them return here.
         if count == 0:
             return {}
         for parameter in self.parameters:
@@ -157,6 +159,7 @@ class Critic:
                 parameter.grad = reduce(gradient, reduction="sum") / count
         limit = self.args.max_grad_norm or math.inf
         norm = float(whole_tensor(torch.nn.utils.clip_grad_norm_(self.parameters, limit)))
+        # The norm is that of all ranks, so they decide alike.
         if math.isfinite(norm):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -59,6 +59,7 @@ def explanation(
             not rollout.token_ids or rollout.token_ids[-1] not in ends for rollout in rollouts
         ],
     }
+    # A sign that less than half of the rollouts show does not explain why all rewards are equal.
     found = [f"{name}: {sum(rows)} of {len(rows)}" for name, rows in signs.items() if 2 * sum(rows) > len(rows)]
     what = f"are {scored.pop():g}" if scored else "are None: no function scored a rollout"
     why = "; ".join(found) or "they have text and an end, so the problems may be too hard, or too easy"

@@ -50,6 +50,7 @@ class CompactHead(torch.autograd.Function):
         logit_scale: float = 1.0,
         outputs: tuple[str, ...] = ("log_probs",),
     ) -> tuple[Tensor | None, ...]:
+        # An output that nobody uses then has the gradient None instead of zeros to compute with.
         ctx.set_materialize_grads(False)
         kind = hidden.device.type
         ctx.dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
@@ -65,6 +66,7 @@ class CompactHead(torch.autograd.Function):
                 log_probs = logits.gather(1, aims)[:, 0] - log_z
                 probs = (logits - log_z[:, None]).exp_()
                 entropy = log_z - (probs * logits).sum(dim=-1)
+                # Without squares, log_z stands in: all entries must be tensors.
                 rows.append((log_probs, log_z, entropy, probs.square_().sum(dim=-1) if squares else log_z))
         none = _wide(hidden[:0, 0])
         log_probs, log_z, entropy, squared = map(torch.cat, zip(*rows, strict=True)) if rows else [none] * 4

@@ -55,6 +55,7 @@ def refuse_sharded_reference(args: BasisConfig) -> None:
 def warn_of_rounding(model: nn.Module, learning_rate: float) -> None:
     """Say that updates of weights in 16 bits are mostly rounded away, where no float32 copy of them is kept."""
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+    # Eight or eleven bits of precision: a small update is less than the rounding of a weight.
     if kinds & {torch.bfloat16, torch.float16}:
         _logger.warning("%s", rounding_note(str(min(map(str, kinds))).removeprefix("torch."), learning_rate))
 

@@ -579,6 +579,7 @@ def _valid_golds(dataset: Dataset, plan: Plan) -> Dataset:
     rows = on_main_process(lambda: invalid_golds(checkers, solutions))
     if not rows:
         return dataset
+    # Only the first rows of a stream are known, so nothing can be dropped from it.
     streamed = dataset is plan.first_rows and dataset is not plan.train_dataset
     if plan.args.on_invalid_gold == "error" or streamed:
         shown = "\n  ".join(f"row {i}: {_shown(solutions[i])}" for i in rows[:5])
@@ -702,6 +703,7 @@ def check_context(plan: Plan, config: Any) -> None:
     dataset = plan.first_rows
     completion = plan.args.max_completion_length
     contexts = [getattr(config.get_text_config(), "max_position_embeddings", None)]
+    # vLLM may serve a shorter context than the model has.
     contexts += [args.vllm_max_model_length] if args.use_vllm else []
     context = min((length for length in contexts if length is not None), default=None)
     if context is None or completion is None or dataset is None or IMAGES & set(dataset.column_names):
@@ -749,6 +751,7 @@ def reward_range_of(plan: Plan) -> tuple[float, float] | None:
     if plan.kwargs.get("environment_factory") is not None:
         # Its environments may give rewards of their own.
         return None
+    # A belief that knows the range need not learn it from rewards.
     return declared_range(plan.reward_funcs, plan.args.reward_weights)
 
 
@@ -840,6 +843,7 @@ def _as_reward(given: Any, args: BasisConfig) -> Any:
     if not isinstance(given, str):
         _refuse_class("reward_funcs", given, [name for name, kind in REWARDS.items() if kind is given])
         return given
+    # TRL loads reward models itself.
     if "/" in given or Path(given).is_dir():
         return given
     return build_reward(given, {}, {"max_completion_length": args.max_completion_length})

@@ -108,6 +108,7 @@ class Publisher:
                 plot_training(log, self.folder / PLOT, title=known.model_name)
             write_card(known, self.folder)
         except Exception:
+            # A run whose folder is gone must not continue as if only the card had failed.
             check_place(self.folder)
             _logger.warning("The model card could not be written; the run continues.", exc_info=True)
 

@@ -114,6 +114,7 @@ def scores_of(returned: Any, size: int) -> list[float]:
 
 
 def _number(value: Any) -> float:
+    # float() would read the number in a text, which is a mistake of the function.
     if isinstance(value, (str, bytes)):
         raise TypeError
     return float(value)

@@ -175,6 +175,7 @@ class RolloutCorrection:
             At the last micro-batch of a generation batch, that batch as if it had been scored before; else None.
         """
         first = inputs[0]
+        # A micro-batch that comes again (num_iterations) counts once.
         is_new = "importance_sampling_ratio" not in first
         mask = first["completion_mask"] * first.get("tool_mask", 1)
         bounds = (self.args.vllm_importance_sampling_clip_min, self.args.vllm_importance_sampling_clip_max)

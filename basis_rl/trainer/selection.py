@@ -74,6 +74,7 @@ def drawn(
         SelectionFailed: the sampler raises an exception, or returns something else.
     """
     digest = hashlib.blake2b(" ".join(map(str, of)).encode(), digest_size=8).digest()
+    # A seed has at most 63 bits.
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
     with _failing(sampler, of[1]):
         given = belief if sampler.needs_belief or of[2] == 0 else None
@@ -157,6 +158,7 @@ class Selection:
         self.num_generations = args.num_generations
         texts = (problem_text(row["prompt"]) for row in dataset)
         self.belief = tried_belief(sampler, baseline, prompt_ids, texts, args, reward_range)
+        # The trainer updates and saves the baseline; only a separate belief is left to do here.
         self.own_belief = self.belief if isinstance(self.belief, BasisHistory) and self.belief is not baseline else None
         self.size = args.generation_batch_size // args.num_generations
         self.seen = torch.zeros(len(prompt_ids), dtype=torch.bool)
@@ -222,6 +224,7 @@ class Selection:
         at = [rank * of_rank + group for rank, own in enumerate(refused) for group in own]
         kept = set(batch.tolist()) - set(batch[at].tolist())
         found = self._draw(number, min(len(self.prompt_ids), most * len(refused) + len(tried)), refill).rows.tolist()
+        # First prompts that were not tried for this batch, then refused ones, last those that it keeps.
         found.sort(key=lambda row: (row in tried) + (row in kept))
         wanted = [rank * most + new for rank, own in enumerate(refused) for new in range(len(own))]
         # Places of ranks that replace fewer groups than the others: generated, but not trained on.
@@ -247,6 +250,7 @@ class Selection:
     def chances(self, number: int) -> list[float | None]:
         """``(N,)`` the chance with which the prompt of each rollout was drawn; None where it is not known."""
         ratio = self._draws[number].ratio
+        # The chance of a prompt that replaces another is not known.
         if ratio is None or number in self._refilled:
             return [None] * (self.size * self.num_generations)
         found: list[float | None] = (self.size / len(self.prompt_ids) / ratio).tolist()
@@ -344,6 +348,7 @@ class EpochIndices(RepeatSampler):
     def __iter__(self) -> Iterator[int]:
         if self.shuffle:
             self.generator.manual_seed(self.seed)
+            # TRL draws one permutation per epoch from the same generator.
             for _ in range(self.epoch()):
                 torch.randperm(self.num_samples, generator=self.generator)
         yield from super().__iter__()
@@ -403,6 +408,7 @@ class Resampling:
         local = len(prompts)
         rank = self.selection.accelerator.process_index
         self._discarded = []
+        # Copies, because refused rollouts are replaced in place.
         result = [list(part) if isinstance(part, list) else part for part in self.generate(prompts)]
         rewards = self.score(self.inputs, prompts, result[3], result[1])
         for refill in range(1, self.selection.sampler.max_refills + 1):

@@ -58,6 +58,7 @@ def load_module(module: nn.Module, state: dict[str, Tensor]) -> None:
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Restore the whole tensors of an optimizer's `state_dict`; learning rates stay those that it was built with."""
+    # A resumed run may have another learning rate, which is allowed.
     rates = [group["lr"] for group in optimizer.param_groups]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     parts = {

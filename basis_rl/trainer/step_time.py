@@ -89,6 +89,7 @@ class StepTimer:
         if self.accelerator.device.type != "cuda":
             return None
         name = torch.cuda.get_device_name(self.accelerator.device)
+        # TRL has a table of GPUs by their names.
         peak = get_peak_flops(name, self.dtype.removeprefix("torch."))
         try:
             flops = compute_flops_per_token(self.config.get_text_config(), length)

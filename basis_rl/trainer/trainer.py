@@ -188,12 +188,14 @@ class BasisTrainer(GRPOTrainer):
         self._reward_range = reward_range_of(plan)
         self._reads = plan.reads
         self.publisher = Publisher(args)
+        # Grading processes start while the model is loaded.
         for reward in plan.reward_funcs:
             getattr(reward, "start", lambda: None)()
         with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(
                 model, plan.reward_funcs or None, args, plan.train_dataset, plan.eval_dataset, **plan.kwargs
             )
+        # Functions of one name would share their metrics.
         self.reward_func_names = distinct(self.reward_func_names)
         check_trained(self.model)
         if self.ref_model is not None and not isinstance(model, str):
@@ -201,6 +203,7 @@ class BasisTrainer(GRPOTrainer):
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             refuse_sharded_reference(args)
         elif self.accelerator.is_main_process:
+            # DeepSpeed and FSDP keep a float32 copy of the weights, so no update is rounded away there.
             warn_of_rounding(self.model, args.learning_rate)
         use_progress_lines(self, plot_training)
         if not checked:
@@ -239,6 +242,7 @@ class BasisTrainer(GRPOTrainer):
             role = "from which the KL is measured"
         # Of a sharded model only the first rank has all weights.
         weights = weights_fingerprint(self.model) if self.accelerator.is_main_process else None
+        # ZeRO-3 leaves empty tensors, with the full shape in an attribute.
         shapes = [(name, *getattr(weight, "ds_shape", weight.shape)) for name, weight in self.model.named_parameters()]
         return {**self.origin.base, "weights": weights, "shapes": fingerprint(str(shapes)), "role": role}
 
@@ -321,6 +325,7 @@ class BasisTrainer(GRPOTrainer):
         self._correction = RolloutCorrection(args) if self._loss_scores_rollouts() else None
         self._window = self._order_window()
         if self.policy_loss.own is not None:
+            # TRL would log how its own loss clips, which is not the loss that is minimised.
             self.loss_type = SILENT_LOSS_TYPE
         self._finite = FiniteGradients(args.max_nonfinite_steps)
         self._monitor: GradientMonitor | None = None
@@ -335,6 +340,7 @@ class BasisTrainer(GRPOTrainer):
         """
         args = self.args
         corrected = self.use_vllm and args.vllm_importance_sampling_correction
+        # A generation batch that outlasts an optimizer step would be scored by a policy that did not sample it.
         aligned = args.gradient_accumulation_steps % self._generate_every == 0
         wanted = {"energies", "values", "log_probs", "rollout_weights"} & set(self.baseline.requires)
         in_reward = args.beta != 0.0 and args.kl_placement == "reward"
@@ -447,10 +453,12 @@ class BasisTrainer(GRPOTrainer):
         result = super()._generate(prompts)
         if self.model.training:
             count = len(prompts) * self.accelerator.num_processes
+            # TRL has just logged the mean length over all ranks.
             self.spending.draw(count, round(self._metrics["train"]["completions/mean_length"][-1] * count))
         return result
 
     def _generate_single_turn(self, prompt_ids: Any, images: Any, fields: Any, *args: Any, **kwargs: Any) -> Any:
+        # Turns after the first one run in step with all ranks. With images there is one rank (`check_tools`).
         if self.turns.running and not (images or fields):
             result: Any = self.turns.turn(prompt_ids)
             assert result is not None
@@ -543,6 +551,7 @@ class BasisTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
         if self.tools:
             self._log_all(self.turns.take_metrics(completions))
+        # A batch that was resampled has its rewards already.
         known = self._resampling.take_rewards() if self._resampling is not None and self.model.training else None
         rewards = self._scores(inputs, prompts, completions, *args) if known is None else known
         self._rewards_per_func = rewards
@@ -577,6 +586,7 @@ class BasisTrainer(GRPOTrainer):
         called: Any = scorer
         for scoring in self._scoring:
             called = scoring.listen(called, scorer)
+        # The loss's own pass counts as time of the loss.
         with self.timer.measure("scoring") if self._in_loss is None else nullcontext():
             result = super()._get_per_token_logps_and_entropies(called, *args, **kwargs)
         if self._scored is not None:
@@ -661,6 +671,7 @@ class BasisTrainer(GRPOTrainer):
         values = result.values
         weights = self.selection.weights(batch.step) if self.selection is not None else None
         if weights is not None:
+            # One weight per rollout, which all of its tokens share.
             values = values * weights.to(values).reshape(-1, *[1] * (values.ndim - 1))
         chances = self.selection.chances(batch.step) if self.selection is not None else None
         chosen = self.selection or self._coverage
@@ -674,6 +685,7 @@ class BasisTrainer(GRPOTrainer):
         discarded = None
         if self._resampling is not None:
             discarded = self._resampling.take_discarded(batch.step, "prompt_texts" in self.baseline.requires)
+        # The baseline learns from a batch when the policy has been trained on all of it.
         self._pending.add(batch, self._step + self._generate_every, discarded)
         self._generation_batch += 1
         return local_rows(values, self.accelerator, len(inputs), mask.shape[1])
@@ -842,6 +854,7 @@ class BasisTrainer(GRPOTrainer):
         with ExitStack() as stack:
             stack.enter_context(naming_a_full_disk(place, only_writes=False))
             stack.enter_context(naming_lost_peers())
+            # First the folder: a run that may not write must not take the server from another one.
             run = stack.enter_context(held(place))
             stack.enter_context(self._server_held(run))
             stack.enter_context(self.stop_on_signal.listening())
@@ -973,6 +986,7 @@ class BasisTrainer(GRPOTrainer):
         mine = table if self.accelerator.is_main_process and self.log_completions and not several else None
         with (
             random_numbers_kept(self.accelerator.device),
+            # Rollouts of an evaluation would push those of training out of TRL's log.
             attributes(self, _logs=logs),
             set_aside(mine, f"{metric_key_prefix}_{table.name}"),
         ):
@@ -1060,7 +1074,9 @@ class BasisTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         sizes = [
-            (getattr(p, "ds_numel", p.numel()), p.element_size(), p.requires_grad) for p in self.model.parameters()
+            # A parameter that ZeRO-3 shards is empty here; ds_numel is its full size.
+            (getattr(p, "ds_numel", p.numel()), p.element_size(), p.requires_grad)
+            for p in self.model.parameters()
         ]
         needed = sum(checkpoint_bytes(count, count * trained, bytes_each) for count, bytes_each, trained in sizes)
         if self.args.should_save:
@@ -1072,12 +1088,14 @@ class BasisTrainer(GRPOTrainer):
         folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.args.should_save:
             checkpoint.begin(folder)
+        # No rank may write before the mark says that the checkpoint is incomplete.
         self.accelerator.wait_for_everyone()
         limit = self.args.save_total_limit
         newest = newest_rows(self.state.log_history)
         # Older checkpoints are deleted when this one is complete, not before.
         with attributes(self.args, save_total_limit=None), attributes(self.state, log_history=newest):
             super()._save_checkpoint(model, trial)
+        # All ranks must have written before their files are counted.
         self.accelerator.wait_for_everyone()
         written = {name for names in gathered(checkpoint.names_in(folder)) for name in names}
         if self.args.should_save:

@@ -29,6 +29,7 @@ from basis_rl.values.shards import Record, Shards, begun
 from basis_rl.values.sources import Source, ahead
 from basis_rl.values.table import ValueTable
 
+# Prompts whose rollouts the reward functions get in one call.
 _SCORED_TOGETHER = 16
 
 
@@ -153,6 +154,7 @@ def build_table(
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
             return build_table(source, plan, Path(temporary) / "table", shard)
+    # Before any prompt is rendered.
     use_first_day(begun(folder))
     shards = Shards(folder, plan.identity(source.config, source.tokenizer, source.name))
     _Build(source, plan, shards).run(*shard)
@@ -236,6 +238,7 @@ class _Build:
         # The part counts in the seed, so that the second part does not repeat the rollouts of the first.
         seeds = {tuple(chunk): request_seed(self.plan.seed, part, *(self.ids[i] for i in chunk)) for chunk in chunks}
         draw = partial(self.source.draw, self.prompts, seeds, self.plan.sampling, self.plan.parts[part])
+        # The next rollouts are drawn while these are scored.
         with closing(ahead(draw, _SCORED_TOGETHER)) as drawn:
             for ready in drawn:
                 missing = [(i, rollouts) for i, rollouts in ready if (self.ids[i], part) not in self.done]

@@ -110,6 +110,7 @@ class Shards:
                     continue
                 rewards = [math.nan if reward is None else reward for reward in line.pop("rewards")]
                 record = Record(**line, rewards=rewards)
+                # A prompt may have been finished twice, by processes with other numbers of parts.
                 if record.key not in seen:
                     seen.add(record.key)
                     yield record

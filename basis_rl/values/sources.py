@@ -70,6 +70,7 @@ class ModelSource:
         for chunk, seed in seeds.items():
             if stop.is_set():
                 return
+            # Sampling must not change the random numbers of the caller.
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 torch.manual_seed(seed)
                 tokens = [prompts[i] for i in chunk]
@@ -184,6 +185,7 @@ def ahead(make: Callable[[threading.Event], Iterator[T]], at_most: int) -> Gener
     def work() -> None:
         for item in make(stop):
             while not stop.is_set():
+                # Wakes up now and then, since the caller may have stopped reading.
                 with suppress(queue.Full):
                     ready.put(item, timeout=_POLL)
                     break

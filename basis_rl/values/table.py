@@ -148,6 +148,7 @@ class ValueTable:
         width = max(len(self._rewards[row]) for row in rows) + 2
         samples = np.full((len(rows), width), np.nan)
         weights = np.ones((len(rows), width))
+        # The first two columns are the pseudo-rollouts at the ends of the range.
         samples[:, 0] = 0.0
         samples[:, 1] = 1.0
         weights[:, :2] = smoothing
@@ -261,4 +262,5 @@ class ValueTable:
 def _default_range(rewards: np.ndarray) -> tuple[float, float]:
     low = float(rewards.min())
     high = float(rewards.max())
+    # Rewards between 0 and 1 have that range, even if none of them reaches an end.
     return (0.0, 1.0) if low >= 0.0 and high <= 1.0 else (low, high if high > low else low + 1.0)
