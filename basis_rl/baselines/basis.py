@@ -118,9 +118,11 @@ class Basis(Baseline):
         """
         low, high = self.reward_range
         tilt = self.values.tilt(prompt_ids, self.smoothing)
+        # Before the first update the curve is 0 everywhere, and its minimum would be the least beta.
         beta = self.betas[int(self.curve.argmin())] if bool(self.curve.any()) else torch.inf
         values, variances = tilt(torch.tensor([beta, torch.inf], dtype=torch.float64))
         count = self.values.counts(prompt_ids) + 2 * self.smoothing + 1
+        # The delta method: the slope of V in V_ref is var_beta / var_ref.
         spread = torch.where(variances[1] > 0, variances[0] ** 2 / (variances[1] * count), 0.0)
         return low + (high - low) * values[0], (high - low) ** 2 * spread
 
@@ -128,6 +130,7 @@ class Basis(Baseline):
         candidates, _ = self._candidates(batch)
         block = max(1, _BLOCK // max(1, len(candidates.rewards)))
         entropies = [candidates.cross_entropy(betas) for betas in self.betas.split(block)]
+        # Older batches fade, because the policy that they came from has changed.
         self.curve = _FORGETTING * self.curve + torch.cat(entropies)
 
     def state_dict(self) -> dict[str, Any]:
@@ -153,17 +156,20 @@ class Basis(Baseline):
 
         refined, active = candidates.refine(beta[None])
         sources = active[0] & ~rewards.isnan()
+        # Without another rollout to learn from, only the table's own value is a baseline (App. D).
         served = active[0] & ((sources.sum() - sources.long() > 0) | (self.weighting == "none"))
         baseline = torch.where(served, low + (high - low) * refined[0], 0.0)
         scorable = scorable_rows(batch)
         values = where_scorable(batch, batch.rewards.double().cpu() - baseline)
         metrics = {
+            # With calibration none beta is infinite, which a log cannot hold.
             "beta": min(float(beta), float(self.betas[-1])),
             "active": float(active[0].double().mean()),
             "fallback": float((scorable & ~served).sum() / scorable.sum().clamp(min=1)),
         }
         if math.isfinite(loss):
             metrics["calibration_loss"] = loss
+        # Mean reward by quarters of the reference's value shows on which prompts the policy has learnt.
         quarters = [f"reward_from_{min(3, int(4 * p)) / 4:.2f}" for p in reference.tolist()]
         metrics.update(mean_by(quarters, batch.rewards))
         return Advantages(values=values, baseline=baseline, metrics=metrics)
@@ -222,4 +228,5 @@ class _Candidates:
         values = self.tilt(betas)[0].clamp(self.basis.epsilon, 1 - self.basis.epsilon)
         scored = self.common & ~self.rewards.isnan()
         losses = cross_entropy(values, self.rewards.clamp(0.0, 1.0), scored)
+        # Without a scored rollout the batch says nothing about beta, so it must not change the curve.
         return torch.where(losses.isinf(), 0.0, losses)

@@ -157,19 +157,23 @@ class BVBlend(Baseline):
         scorable = scorable_rows(batch)
         known = [self.history.get(cluster) for cluster in self._cluster_ids(batch)]
         warm = torch.tensor([state is not None for state in known])
+        # The state before the batch, as in Algorithm 2: `update` comes later.
         m1, m2, mass = torch.tensor([state or (0.0, 0.0, 0.0) for state in known], dtype=torch.float64).T
         past_variance = (m2 - m1**2).clamp(min=0.0)
         if self.variance == "shrunk":
             past_variance = (mass * past_variance + self.prior_mass * self.prior_variance) / (mass + self.prior_mass)
         weight = torch.where(warm, self._weight(past_variance.sqrt(), mass), 0.0)
 
+        # A group without a reward has no mean: 0 keeps the arithmetic finite, and its rows are left out below.
         present = segment_count(rewards, groups) > 0
         mean = torch.where(present, group_mean(rewards, groups), 0.0)
         variance = torch.where(present, group_mean((rewards - mean) ** 2, groups), 0.0)
+        # Eqs. 10 and 11.
         baseline = weight * m1 + (1 - weight) * mean
         scale = (weight * past_variance + (1 - weight) * variance).sqrt()
         values = where_scorable(batch, (rewards - baseline) / (scale + self.eps))
         count = scorable.sum().clamp(min=1)
+        # What the group mean alone would teach, to compare with.
         local = torch.nan_to_num(rewards - mean, nan=0.0).abs() > 1e-6
         metrics = {
             "confidence": float(weight.mean()),

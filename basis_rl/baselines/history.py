@@ -176,6 +176,7 @@ class BasisHistory(Baseline):
             new = [name for name, own in zip(prompt_ids, known.tolist(), strict=True) if not own]
             mean[:, ~known], variance[:, ~known] = self.text_prior(new, texts)
         own = self._table[rows[known]].T
+        # A belief that was not updated has drifted in each step since.
         age = self.step - own[-1]
         mean[:, known] = own[: len(self.drifts)]
         variance[:, known] = own[len(self.drifts) : -1] + self.drifts[:, None] * age
@@ -203,6 +204,7 @@ class BasisHistory(Baseline):
             values = expected_sigmoid(mean, variance + common)
             inside = sigmoid_variance(mean, variance + common)
         value = weights @ values
+        # The law of total variance over the drifts.
         spread = weights @ (inside + values**2) - value**2
         low, high = self.reward_range
         return self.range.unscaled(value), (high - low) ** 2 * spread.clamp(min=0.0)
@@ -229,9 +231,11 @@ class BasisHistory(Baseline):
         shift, uncertainty = leave_one_out_shift(likelihood, self._log_prior(), self.shifts)
         first = {prompt_id: k for k, prompt_id in reversed(list(enumerate(prompt_ids)))}
         index = torch.tensor([first[prompt_id] for prompt_id in prompt_ids], dtype=torch.long)
+        # Sums of rewards and counts of the other rollouts of the same prompt: the own reward is taken out again.
         own = torch.stack([torch.nan_to_num(rewards, nan=0.0), (~rewards.isnan()).double()])
         total, count = torch.zeros_like(own).index_add(1, index, own)[:, index] - own
         values = expected_sigmoid(mean + shift, uncertainty)
+        # First the prompt's belief learns from the other rollouts, then its value is read.
         mean, _ = self._learn(mean, variance, values, total - count * values, count.expand_as(values))
         return expected_sigmoid(mean + shift, uncertainty).clamp(self.epsilon, 1 - self.epsilon)
 

@@ -127,6 +127,7 @@ class Ppo(LearnedBaseline):
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         values, estimate, counts = self._estimate(batch, self.lam)
+        # The metrics compare with the whole return (lam = 1), whatever lam the policy's advantages have.
         returns = values + (estimate if self.lam == 1 else self._estimate(batch, 1.0)[1])
         metrics: dict[str, float] = {}
         if bool(counts.any()):

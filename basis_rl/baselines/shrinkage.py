@@ -16,6 +16,7 @@ from basis_rl.types import Advantages, RolloutBatch
 def _one_row_per_group(group_ids: Tensor) -> tuple[Tensor, Tensor]:
     """First row of each group ``(P,)``, and the group of each row ``(N,)``."""
     groups, index = torch.unique(group_ids, return_inverse=True)
+    # Written from the last row to the first, so the first one of each group stays.
     rows = torch.arange(len(group_ids)).flip(0)
     return torch.empty(len(groups), dtype=torch.long).scatter_(0, index.flip(0), rows), index
 
@@ -43,8 +44,10 @@ class JamesStein(CenterScale):
         """The weight of the other prompts' mean, and that mean, ``(N,)`` each; NaN without other prompts."""
         first, index = _one_row_per_group(group_ids)
         mean = group_mean(rewards, group_ids)[first]
+        # The variance of a group's mean.
         noise = (group_std(rewards, group_ids) ** 2 / segment_count(rewards, group_ids))[first]
 
+        # Every group counts as one, whatever its number of rollouts.
         def of_others(x: Tensor) -> Tensor:
             return leave_one_out_mean(x, torch.zeros_like(first))
 
@@ -76,11 +79,13 @@ def _with(past: Moments, x: Tensor) -> Moments:
     """The moments of `past` and ``x (M,)`` together (Chan et al. 1979), the same to the bit in any order of x."""
     if not len(x):
         return past
+    # Sums of floats depend on their order, and ranks may see rows in another one.
     ordered = x.sort().values
     count, mean, squares = past
     there = float(len(x))
     own = float(ordered.mean())
     total = count + there
+    # The pooled squares are those within both parts and that between their means.
     away = own - mean
     within = float(((ordered - own) ** 2).sum())
     return total, mean + away * there / total, squares + within + away**2 * count * there / total
@@ -146,6 +151,7 @@ class Ebpo(CenterScale):
         rewards = _returns(batch)
         groups = batch.group_ids.cpu()
         used = ~rewards.isnan() & (segment_count(rewards, groups) >= self.min_group_size)
+        # `scales`: the advantages of the whole batch are normalised, over rows that count.
         raw = result.values[used] if bool(used.any()) else torch.zeros(1, dtype=torch.float64)
         values = torch.where(used, (result.values - raw.mean()) / (raw.std(correction=0) + self.eps), 0.0)
         shrinkage, prior = self._shrinkage(rewards, groups)

@@ -108,6 +108,7 @@ class Spo(Baseline):
         center = torch.zeros(()).double()
         scale = torch.ones(()).double()
         if self.normalize and len(away) > 1:
+            # The mean is a part of the baseline: the advantage is (r - baseline) / scale.
             center = away.mean()
             scale = away.std() + 1e-8
         baseline = tracked + center

@@ -28,6 +28,7 @@ def align(values: Tensor, action_mask: Tensor) -> Tensor:
     """``(N, T)`` by column -> ``(N, A)`` by action, 0 past a rollout's last action."""
     position = action_mask.long().cumsum(dim=1)
     width = max(1, int(position[:, -1].max())) if position.numel() else 1
+    # The a-th action of a rollout goes to column a, wherever tool output has moved it.
     rows, columns = action_mask.nonzero(as_tuple=True)
     aligned = torch.zeros((values.shape[0], width), dtype=values.dtype, device=values.device)
     aligned[rows, position[rows, columns] - 1] = values[rows, columns]
@@ -83,12 +84,14 @@ def weighted_baseline(
     count = total(torch.ones_like(returns))
     weight = total(weights)
     mean = total(returns) / count.clamp(min=1)
+    # Eq. 8; with all weights 0 it would be 0 / 0.
     baseline = torch.where(weight > 0, total(weights * returns) / weight.clamp(min=1e-300), mean)
     lonely = count == 1
     if tail == "return":
         baseline = torch.where(lonely & (count[:, :1] > 1), 0.0, baseline)
     elif tail == "last":
         actions = torch.arange(shape[1])
+        # The last action that at least two rollouts shared, for each action after it.
         last = torch.where(count > 1, actions, -1).cummax(dim=1).values
         shared = (last >= 0) & lonely
         baseline = torch.where(shared, baseline.gather(1, last.clamp(min=0)), baseline)

@@ -45,11 +45,14 @@ def gae(
     count = mask.sum(dim=1)
     reward = torch.zeros_like(value) if kl is None else -align(kl.double(), mask)
     ends = (count > 0).nonzero().flatten()
+    # The reward of the whole rollout belongs to its last action.
     reward[ends, count[ends] - 1] += rewards.double()[ends]
+    # V_A = 0: nothing comes after the last action.
     after = torch.cat([value[:, 1:], torch.zeros_like(value[:, :1])], dim=1)
     delta = (reward + gamma * after - value) * alive
     advantage = torch.zeros_like(delta)
     running = torch.zeros_like(delta[:, 0])
+    # A_a = delta_a + gamma lam A_{a+1}, from the end.
     for a in reversed(range(delta.shape[1])):
         running = delta[:, a] + gamma * lam * running
         advantage[:, a] = running

@@ -48,6 +48,7 @@ def leave_one_out_shift(log_likelihood: Tensor, log_prior: Tensor, shifts: Tenso
 
     Exact: the own term is taken out of the log-posterior of each candidate before it is normalised. O(S N).
     """
+    # Log-likelihoods add up over rows, so the own one can be subtracted exactly.
     others = log_likelihood.sum(dim=1, keepdim=True) - log_likelihood + log_prior[:, None]
     weights = torch.softmax(others, dim=0)
     mean = shifts @ weights
@@ -90,6 +91,7 @@ def beta_update(
     falls as ``n^(-1/2)``, because the information of the early failures is counted at the V of that time. All
     ``(..., P)``, `value` in (0, 1).
     """
+    # The Beta's pseudo-count: its variance in logits is about 1 / (n V (1 - V)).
     behind = 1.0 / (variance * value * (1.0 - value))
     after = behind + count
     new = value + residual / after
@@ -107,6 +109,7 @@ def prequential_update(log_weights: Tensor, values: Tensor, rewards: Tensor, for
     """
     scored = ~rewards.isnan()
     r = rewards[scored]
+    # Each filter is judged by values that were told before the reward was seen.
     v = values[:, scored]
     log_likelihood = (r * torch.log(v) + (1.0 - r) * torch.log1p(-v)).sum(dim=1)
     return torch.log_softmax(forgetting * log_weights + log_likelihood, dim=0)

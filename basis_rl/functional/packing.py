@@ -145,6 +145,7 @@ class _Layout:
         start = len(self.source)
         self.source += [number * self.length + column for column in places[begin:end]]
         self.positions += range(begin, end)
+        # The first token is not scored: it is there to predict the first one that is.
         for at in range(begin + 1, end):
             if wanted is not None and wanted[places[at]]:
                 self.scored.append(number * self.length + places[at])
@@ -195,6 +196,7 @@ def window_order(lengths: Sequence[int], groups: Sequence[int], micro_batches: i
             widest = [at for at in range(micro_batches) if room[at] == max(room)]
             at = min(fitting or widest, key=lambda at: (load[at], at))
             taken = rest[: room[at]]
+            # What has no room in this part goes to the next one.
             rest = rest[room[at] :]
             parts[at] += taken
             load[at] += sum(lengths[row] for row in taken)

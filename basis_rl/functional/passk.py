@@ -33,6 +33,7 @@ def pass_at_k(num_samples: Tensor | int, num_correct: Tensor, k: int) -> Tensor:
     if not 1 <= k <= int(n.min()) or bool(((c < 0) | (c > n)).any()):
         raise ValueError(f"pass@k needs 1 <= k <= n and 0 <= c <= n, got k = {k}, the least n {int(n.min())}.")
     i = torch.arange(k, dtype=torch.float64)
+    # With k > n - c a numerator reaches 0, and the product with it: a right sample is certain.
     return 1 - ((n - c)[:, None] - i).clamp(min=0).div(n[:, None] - i).prod(dim=1)
 
 
@@ -66,6 +67,7 @@ def majority_at_k(votes: Tensor, correct: Tensor, k: int) -> Tensor:
 def _majority(votes: Tensor, correct: Tensor, k: int) -> float:
     answers, index, sizes = torch.unique(votes, return_inverse=True, return_counts=True)
     values = torch.zeros(len(answers), dtype=torch.float64).index_add_(0, index, correct) / sizes
+    # Any q gives the same result; at this one k chosen samples are most likely, so nothing underflows.
     q = k / len(votes)
     chosen = [_binomial(int(size), q) for size in sizes]
     silent = [p for p, answer in zip(chosen, answers.tolist(), strict=True) if answer < 0]
@@ -92,6 +94,7 @@ def _beaten(others: list[Tensor], silent: list[Tensor], t: int, rest: int) -> fl
             if chance > 0:
                 after[:, x:] += chance * state[:, : rest + 1 - x]
         if len(chances) > t and rest >= t:
+            # One more answer with t votes: a tie.
             after[1:, t:] += float(chances[t]) * state[:-1, : rest + 1 - t]
         state = after
     return float((state[:, rest] / torch.arange(1, len(state) + 1)).sum())
