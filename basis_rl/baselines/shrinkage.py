@@ -79,7 +79,7 @@ def _with(past: Moments, x: Tensor) -> Moments:
     """The moments of `past` and ``x (M,)`` together (Chan et al. 1979), the same to the bit in any order of x."""
     if not len(x):
         return past
-    # Sums of floats depend on their order, and ranks may see rows in another one.
+    # A sum of floats depends on its order, and the order of rows means nothing.
     ordered = x.sort().values
     count, mean, squares = past
     there = float(len(x))

@@ -81,6 +81,7 @@ class PromptClusters:
         """
         from sklearn.cluster import KMeans
 
+        # Duplicates would pull a centroid towards their text.
         texts = list(dict.fromkeys(prompts.values()))
         k = default_num_clusters(len(texts)) if num_clusters is None else num_clusters
         if not 1 <= k <= len(texts):
@@ -177,6 +178,7 @@ class PromptClusters:
         """The cluster whose centroid is nearest to each of the vectors ``(P, D)``."""
         assert self.centroids is not None
         centroids = self.centroids.astype(np.float64)
+        # |v|^2 is left out: it is the same for all centroids.
         distance = (centroids**2).sum(axis=1) - 2.0 * vectors.astype(np.float64) @ centroids.T
         nearest: list[int] = distance.argmin(axis=1).tolist()
         return nearest
@@ -203,7 +205,7 @@ class PromptClusters:
     @classmethod
     def _read(cls, folder: Path, provenance: Mapping[str, Any], source: str) -> PromptClusters:
         if not isinstance(provenance, Mapping):
-            raise ValueError("its provenance is no mapping")
+            raise ValueError("its provenance is not a mapping")
         table = pq.read_table(folder / KIND.main_file).to_pydict()
         assignments = dict(zip(table["prompt_id"], table["cluster"], strict=True))
         if len(assignments) < len(table["prompt_id"]) or not all(isinstance(name, str) for name in assignments):

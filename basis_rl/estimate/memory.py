@@ -181,7 +181,9 @@ def static_parts(size: ModelSize, setting: Setting) -> list[Part]:
             parts += [Part("optimizer: float32 weights", 4 * share), Part("optimizer: moments", moments)]
         reference = low * (size.parameters if setting.stage < 3 else size.parameters / setting.world)
     else:
+        # With mixed precision FSDP keeps trained weights in float32.
         trained = 4 if setting.engine == "fsdp" and setting.low else setting.trainable_bytes
+        # FSDP shards weights, gradients and moments alike; DDP shards nothing.
         share = 1 / setting.world if setting.engine == "fsdp" else 1.0
         parts += [Part("weights", share * (setting.frozen_bytes * frozen + trained * size.trainable))]
         parts += [Part("gradients", share * trained * size.trainable)]
@@ -214,6 +216,7 @@ def layer_activations(size: ModelSize, setting: Setting) -> float:
     c = setting.compute
     r = setting.residual
     h = size.hidden
+    # q, k, v, gate and up each cast their input; without casting, attention and MLP share one each.
     copies = 5 if setting.autocast and r != c else 2
     attention = c * 4 * size.query if setting.masked else c * 2 * (size.query + size.key_value)
     attention += c * size.query if setting.by_segment else 0

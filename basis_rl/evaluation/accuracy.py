@@ -39,5 +39,6 @@ def accuracy(
     sampling = Sampling(max_completion_length, temperature=temperature)
     for index, completions in sample(model, tokenizer, tokens, sampling, batch_size=batch_size):
         answers[index] = completions[0].text
+    # In one call, so that grading processes work in parallel.
     rewards = reward(prompts=prompts, completions=answers, solution=list(dataset["solution"]))
     return sum(r or 0.0 for r in rewards) / len(rewards)

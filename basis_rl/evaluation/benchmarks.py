@@ -102,6 +102,7 @@ def find_benchmark(item: str) -> tuple[str, Benchmark]:
             )
         return name, BENCHMARKS[name]
     known = BENCHMARKS.get(name, Benchmark({}))
+    # They describe the original, not the source that takes its place.
     data = {k: v for k, v in known.data.items() if k not in ("dataset_config", "dataset_train_split")}
     return name, replace(known, data={**data, "dataset_name": source})
 
@@ -148,6 +149,7 @@ def _row(row: dict[str, Any], benchmark: Benchmark, level: str | None) -> dict[s
     for pattern, by in benchmark.gold:
         gold = re.sub(pattern, by, gold)
     value = row.get(level) if level else None
+    # A column with gaps is read as floats: 3.0 is level 3.
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return {

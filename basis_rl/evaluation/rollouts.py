@@ -131,6 +131,7 @@ def read_rollouts(path: Path) -> dict[str, list[GradedRollout]]:
     for line in read_lines(path):
         with suppress(TypeError):
             row = GradedRollout(**line)
+            # A line of another form belongs to another version: it is skipped, and its rollout sampled again.
             found.setdefault(row.prompt_id, {}).setdefault(row.rollout, row)
     return {i: [rows[k] for k in sorted(rows)] for i, rows in found.items()}
 

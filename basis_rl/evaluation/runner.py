@@ -113,6 +113,7 @@ class Evaluation:
         tokens = [self.tokens[i] for i in missing]
         total = len(missing) * self.num_rollouts
         results: Any = generate(tokens, keys, self.sampling, self.num_rollouts)
+        # Closing aborts the requests that are in flight if something fails.
         with closing(results), tqdm(total=total, desc=self.problems.name, unit="rollout", mininterval=2) as progress:
             for index, completions in results:
                 self.file.append(self._grade(missing[index], completions, reward))
@@ -147,6 +148,7 @@ def save_results(folder: Path, results: dict[str, Any]) -> dict[str, Any]:
     """Add the results of these benchmarks to ``results.json``; returns all that are there now."""
     path = folder / RESULTS
     everything = json.loads(path.read_text()) if path.is_file() else {}
+    # Results of other benchmarks, from earlier calls, stay.
     everything.update(results)
     write_whole(path, json.dumps(everything, indent=2) + "\n")
     return everything

@@ -48,6 +48,7 @@ def count_votes(
         for a, b in combinations(row, 2)
         if not _both_numerals(written[a], written[b])
     ]
+    # Each pair once, whatever number of problems has it: a comparison may take a while.
     asked = sorted({(a, b) for _, a, b in pairs})
     verdicts = equivalent([(written[a], written[b]) for a, b in asked]) if asked else []
     same = dict(zip(asked, verdicts, strict=True))

@@ -179,6 +179,7 @@ def curve(group: Group, key: str, budget: float) -> Curve | None:
     counts = [int((x < budget).sum()) + 1 for x, _ in series if len(x)]
     if not counts:
         return None
+    # With more bins than logged values, some bins would repeat their neighbours.
     edges = np.linspace(0.0, budget, min(_MOST_BINS, *counts) + 1)
     y = [[window_mean(x, y, *bounds) for bounds in pairwise(edges)] for x, y in series]
     return Curve((edges[1:] + edges[:-1]) / 2, np.array(y))
@@ -272,10 +273,12 @@ def difference(group: Group, values: Sequence[float], other: Group, others: Sequ
         for side, found in ((group, values), (other, others))
     )
     if by_seed.keys() == by_seed_b.keys() and len(by_seed) == a.n == b.n:
+        # Runs of one seed share prompts and their order, which the difference of a pair does not contain.
         paired = [by_seed[seed] - by_seed_b[seed] for seed in by_seed]
         return Estimate(mean, _t(n - 1) * stdev(paired) / math.sqrt(n), n)
     parts = [a.spread**2 / a.n, b.spread**2 / b.n]
     below = parts[0] ** 2 / (a.n - 1) + parts[1] ** 2 / (b.n - 1)
+    # Welch-Satterthwaite; without spread on either side the cautious choice.
     freedom = sum(parts) ** 2 / below if below else 1
     return Estimate(mean, _t(int(freedom)) * math.sqrt(sum(parts)), n)
 

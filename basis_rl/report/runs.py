@@ -165,6 +165,7 @@ def read_run(folder: Path) -> Run:
     rows = merge_rows([row for row in logged if isinstance(row.get("step"), int)])
     if not any("reward" in row for row in rows):
         raise ValueError(f"'{folder}' has not logged a reward yet.")
+    # Rows without a number of rollouts have no place on the axis that runs are compared on.
     rows = [row for row in rows if row.get("num_rollouts", -1) >= 0]
     if not rows or rows[-1]["num_rollouts"] == 0:
         raise ValueError(
@@ -212,6 +213,7 @@ def _mapping(path: Path, load: Callable[[str], Any] = json.loads) -> dict[str, A
 
 def _plain(value: Any, left: Iterator[int]) -> Any:
     """`value` in JSON's types, with texts that can be printed; ValueError where it has more parts than are `left`."""
+    # YAML's aliases can make a small file enormous.
     if next(left, None) is None:
         raise ValueError("it holds too many values")
     if isinstance(value, Mapping):

@@ -35,6 +35,7 @@ def verdict(comparison: Comparison) -> list[str]:
     after = f"after {comparison.budget:,.0f} rollouts"
     if not others:
         return [f"'{best[0].label}' has {has} {after}; there is nothing to compare it with."]
+    # A sampler that draws easier prompts would win by that alone.
     if measure == _REWARD and len({group.settings.get("prompt_sampler") for group in comparison.groups}) > 1:
         rewards = ", ".join(f"'{group.label}' {with_spread(over_seeds(values), THREE)}" for group, values in places)
         return [

@@ -74,6 +74,7 @@ def finish(folder: Path, written: Collection[str] = ()) -> None:
             f"'{folder}' lacks {', '.join(missing[:3])} on {socket.gethostname()}, which other ranks have written: the "
             "folder is not the same one on all machines any more. The checkpoint counts as incomplete."
         )
+    # On disk before the manifest says so: after a crash of the machine it must not promise what was in a cache.
     for path in folder.rglob("*"):
         _sync(path)
     names = names_in(folder)
@@ -218,6 +219,7 @@ def rotate(output_dir: str | Path, limit: int | None, keep: Collection[str | Pat
         elif was_cut_off(path):
             shutil.rmtree(path, ignore_errors=True)
     kept = {Path(path).resolve() for path in keep}
+    # The newest one always stays, or nothing could be resumed.
     for path in whole[: -max(1, limit)] if limit else []:
         if path.resolve() not in kept:
             # A kill in the middle of the deletion must not leave half a checkpoint that looks whole.
@@ -299,6 +301,7 @@ def make_room(output_dir: str | Path, start: str | None) -> Path | None:
     """
     output = Path(output_dir)
     within = start is not None and Path(start).resolve().parent == output.resolve()
+    # `last-checkpoint` has no number: every numbered one counts as later.
     first = _number(Path(str(start))) if within and Path(str(start)).name != LAST else -1
     later = [path for path in checkpoints(output) if _number(path) > first]
     moved = [path for path in later if not was_cut_off(path) and any(path.iterdir())]

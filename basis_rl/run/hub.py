@@ -110,6 +110,7 @@ class Hub:
 
     def submit(self, push: Push) -> Future[CommitInfo | None]:
         """Do `push` after those that wait already. Its result is None if it failed; it raises nothing."""
+        # Forget pushes that are over, so that the list does not grow with the run.
         self._running = {future: other for future, other in self._running.items() if not future.done()}
         future = self._queue.run_as_future(self._push, push)
         self._running[future] = push
@@ -168,6 +169,7 @@ class Hub:
         if push.replaces is not None:
             with suppress(errors.EntryNotFoundError):
                 there = api.list_repo_tree(repo_id, push.replaces, recursive=True, revision=revision)
+                # The commit replaces the folder, so files of the checkpoint before must go.
                 old = [entry.path for entry in there if isinstance(entry, RepoFile) and entry.path not in push.files]
                 operations += map(CommitOperationDelete, old)
         info: CommitInfo = api.create_commit(repo_id, operations, commit_message=push.message, revision=revision)

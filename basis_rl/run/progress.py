@@ -139,6 +139,7 @@ def _cell(value: float | None, width: int) -> str:
 
 def use_progress_lines(trainer: Trainer, plot: Plot) -> None:
     """Put `ProgressLines` in the place of transformers' progress bar or printed dictionaries."""
+    # transformers adds one of the two, depending on disable_tqdm.
     for bar in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(bar)
     trainer.add_callback(ProgressLines(plot))

@@ -99,6 +99,7 @@ class Draw:
         ratio = draw.ratio
         if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or tuple(rows.shape) != (size,):
             raise ValueError(f"`draw` must return {size} rows as an int64 tensor, and returned {_shown(rows)}.")
+        # A prompt that is drawn twice would be two groups, and count twice.
         if len(rows.unique()) != size or int(rows.min()) < 0 or int(rows.max()) >= candidates:
             raise ValueError(f"`draw` did not draw {size} different prompts out of {candidates}.")
         if correct and not (
@@ -189,6 +190,7 @@ def subset(count: int, wanted: int, generator: torch.Generator) -> Tensor:
     """`wanted` of the numbers below `count`, every such set with the same probability. ``(wanted,)``, ascending."""
     # As uniform as the permutation, without a number for each of a million prompts.
     if count >= 4 * wanted:
+        # A quarter more than wanted, since some numbers come twice.
         found = torch.randint(count, (5 * wanted // 4 + 8,), generator=generator).unique()
         if len(found) >= wanted:
             return found[torch.randperm(len(found), generator=generator)[:wanted]].sort().values

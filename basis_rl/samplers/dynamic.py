@@ -63,7 +63,7 @@ class Dynamic(PromptSampler):
         else:
             self.drawing = build("sampler", DRAWING, PromptSampler, sampler or "uniform", given)
         self.needs_belief = self.drawing.needs_belief
-        # Which a run refuses: the chances of a prompt that replaces another are not known.
+        # A run refuses `correct` here: the chances of a prompt that replaces another are not known.
         self.correct = self.drawing.correct
 
     def draw(
@@ -73,6 +73,7 @@ class Dynamic(PromptSampler):
 
     def keeps(self, rewards: Tensor) -> Tensor:
         scored = ~rewards.isnan()
+        # A group without a reward has least above largest, so it is not kept.
         least = torch.where(scored, rewards, torch.inf).amin(dim=1)
         largest = torch.where(scored, rewards, -torch.inf).amax(dim=1)
         return largest > least

@@ -45,19 +45,23 @@ class Thompson(PromptSampler):
         mean, variance = scaled_belief(belief, [candidates[i] for i in part.tolist()])
         drawn = mean + variance.sqrt() * torch.randn(mean.shape, generator=generator, dtype=torch.float64)
         distance = (drawn.clamp(0.0, 1.0) - self.target).abs()
+        # Rounded up: at least one prompt of each batch is drawn uniformly.
         anyone = torch.randperm(len(part), generator=generator)[: -int(-self.explore * size // 1)]
+        # Less than any distance, so they are always taken.
         distance[anyone] = -1.0
         rows = distance.argsort(stable=True)[:size]
         near = self._chances(mean, variance.sqrt(), max(0.0, float(distance[rows[-1]])))
         share = len(anyone) / len(part)
         effective = effective_number(share + (1 - share) * near)
         metrics = {**believed_shares(mean), "effective_prompts": effective / len(part)}
+        # In a random order: on several ranks each one takes a part of the batch.
         return Draw(part[rows[torch.randperm(size, generator=generator)]], None, metrics)
 
     def _chances(self, mean: Tensor, deviation: Tensor, reach: float) -> Tensor:
         """``P(|v_i - target| <= reach)`` of draws that are clamped to [0, 1]. ``(P,)``."""
         low = self.target - reach
         high = self.target + reach
+        # Draws are clamped, so an end of the range holds all that lies beyond it.
         ends = torch.tensor([-torch.inf if low <= 0 else low, torch.inf if high >= 1 else high], dtype=torch.float64)
         below, above = torch.special.ndtr((ends[:, None] - mean) / deviation.clamp(min=1e-9))
         return above - below

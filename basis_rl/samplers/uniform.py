@@ -26,6 +26,7 @@ class Uniform(PromptSampler):
     def draw(
         self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
     ) -> Draw:
+        # `subset` is ascending: without a shuffle, ranks would get neighbours in the dataset.
         rows = subset(len(candidates), size, generator)[torch.randperm(size, generator=generator)]
         metrics = {"effective_prompts": 1.0}
         if belief is not None:
