@@ -100,7 +100,7 @@ def kind_of(value: object) -> str:
 
 
 def import_object(name: str, what: str) -> Any:
-    """The object at a dotted path, ``module.name`` or ``module:name``; the working directory is searched too.
+    """The object at a dotted path, ``module.name`` or ``module:name``, also of a module in the working directory.
 
     Raises:
         ValueError: it cannot be imported.

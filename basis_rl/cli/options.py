@@ -143,7 +143,7 @@ def check_parser(result: argparse.ArgumentParser) -> None:
     result.add_argument(
         "--gpu_memory", type=float, help="Memory per GPU in GiB. The default is that of the first one here."
     )
-    result.add_argument("--strict", action="store_true", help="Warnings give exit code 2 too.")
+    result.add_argument("--strict", action="store_true", help="Warnings also give exit code 2.")
     result.add_argument(
         "--rollouts", type=int, default=0, help="Loads the model, samples as many rollouts, grades and shows them."
     )
@@ -314,10 +314,10 @@ def help_of(command: str, *, everything: bool = False) -> str:
         shown = tuple(dict.fromkeys([*shown[:-1], "run", "data", "trainer", "trl", "transformers"]))
     parts = [PARSERS[command]().format_help()]
     if command in ("check", "sweep"):
-        parts.append("The keys of a recipe are options too; `basis-rl train --help` lists them.\n")
+        parts.append("The keys of a recipe are also options; `basis-rl train --help` lists them.\n")
     parts += _sections(shown)
     if command in RECIPE_COMMANDS and not everything:
-        parts.append(f"`basis-rl {command} --help-all` lists all keys of TRL and transformers too.")
+        parts.append(f"`basis-rl {command} --help-all` also lists all keys of TRL and transformers.")
     return "\n".join(parts).rstrip() + "\n"
 
 

@@ -1,4 +1,4 @@
-"""`check_baseline`: one conformance matrix, run over every registered baseline and over anybody's own.
+"""`check_baseline`: one conformance matrix, run over every registered baseline and over yours.
 
 It feeds an object batches that a trainer will feed it sooner or later (ragged groups, unscored rollouts, equal rewards,
 rows in another order, padding) and says which promise of the contract (`basis_rl.baselines.base.Baseline`) it breaks.

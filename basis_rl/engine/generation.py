@@ -526,7 +526,7 @@ class Generation(VLLMGeneration):
         return {"request": vars(ahead.request), "step": ahead.step, "answer": ahead.answer}
 
     def set_ahead(self, state: dict[str, Any] | None) -> None:
-        """Restore `ahead_state`'s result; None forgets what is under way."""
+        """Restore `ahead_state`'s result; None forgets a request that was sent ahead."""
         self._ahead = None
         if state is not None and self.accelerator.is_main_process:
             self._ahead = Ahead(GenerationRequest(**state["request"]), state["step"], state["answer"])

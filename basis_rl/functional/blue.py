@@ -35,7 +35,7 @@ def refine(values: Tensor, variances: Tensor, rewards: Tensor, active: Tensor, w
         weighting: the rule.
 
     Returns:
-        ``(K, N)`` float64; 0 where a row is not active, or (but for ``none``) has no other active scored row.
+        ``(K, N)`` float64; 0 where a row is not active, or (except for ``none``) has no other active scored row.
     """
     assert weighting in WEIGHTINGS, weighting
     active = active.expand_as(values)

@@ -50,7 +50,7 @@ class Key:
 
     @property
     def flags(self) -> set[str]:
-        """Its options on the command line; what is on by default has ``--no_key`` too."""
+        """Its options on the command line; a key that is on by default also has ``--no_key``."""
         on = self.type.startswith("bool") and self.default == "true"
         names = [self.name, f"no_{self.name}"] if on else [self.name]
         return {f"--{form}" for name in names for form in (name, name.replace("_", "-"))}

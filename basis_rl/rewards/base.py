@@ -1,4 +1,4 @@
-"""The contract of a reward, and `check_reward`: one matrix, run over every registered reward and over anybody's own."""
+"""The contract of a reward, and `check_reward`: one matrix, run over every registered reward and over yours."""
 
 from __future__ import annotations
 

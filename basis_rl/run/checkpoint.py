@@ -278,7 +278,7 @@ def _refuse_used(output_dir: str | Path, overwrite: bool) -> None:
     models = _models(output_dir)
     if models and not overwrite:
         raise ValueError(
-            f"'{output_dir}' holds a trained model ({models[0].name}) and no checkpoint to go on from. Take "
+            f"'{output_dir}' holds a trained model ({models[0].name}) and no checkpoint to resume from. Take "
             "another output_dir, or set --overwrite_output_dir true, which moves it into a folder previous-N there."
         )
 

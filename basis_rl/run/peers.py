@@ -40,7 +40,7 @@ def naming_lost_peers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # Errors of our own may speak of connections too, to a vLLM server or out of a reward function.
+        # Our own errors may also speak of connections, to a vLLM server or in a reward function.
         if isinstance(error, DistError) or (type(error) is RuntimeError and _LOST.search(str(error))):
             raise PeerLost(
                 f"{pulse.told()}: a process or machine has died, or the network is cut ({str(error)[:200]}). Resume "

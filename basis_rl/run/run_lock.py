@@ -1,4 +1,4 @@
-"""Whose folder it is: a lock for the time of a run, which the kernel takes back however the run ends."""
+"""A `flock` on the run's folder, which the kernel releases when the process ends, however it ends."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ class Spending:
 
     - ``num_rollouts``: rollouts that were sampled for training on all ranks, the greedy ones of `remax` included.
       Those of a value table are not in it, since one table serves many runs.
-    - ``num_rollout_tokens``: their tokens. TRL's ``num_tokens`` has the prompts' tokens too, and no greedy ones.
+    - ``num_rollout_tokens``: their tokens. TRL's ``num_tokens`` also has the prompts' tokens, and no greedy ones.
     - ``seconds``: wall-clock time of training with its evaluations and checkpoints. Of a run that was killed, what it
       spent after the checkpoint from which it was resumed is not counted: those steps were done again.
     """

@@ -106,7 +106,7 @@ class _Monitor:
             kernel.become_subreaper()
         self.child = os.fork()
         if self.child == 0:
-            # To signals that it does not handle an init is deaf.
+            # PID 1 ignores signals that it does not handle.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if self.namespaces:
                 _init(self.plan, self.command, own, outside)
@@ -166,7 +166,7 @@ class _Monitor:
         return False
 
     def _reap(self) -> bool:
-        """Whether the child has ended. Takes in the orphans that have, too."""
+        """Whether the child has ended. Also reaps orphans that have."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -197,7 +197,8 @@ class _Monitor:
             except ChildProcessError:
                 return
             time.sleep(0.002)
-        # Faster than we are: the kernel ends the whole group at once, us too.
+        # They start new processes faster than we kill them: the kernel kills the whole group at once, this process
+        # included.
         os.killpg(0, signal.SIGKILL)
 
 
@@ -223,7 +224,7 @@ def _init(plan: dict[str, Any], command: list[str], monitor: int | None, report:
         mount_inside(plan["mechanisms"], plan["folder"], plan["folder_bytes"] if _in_memory(plan) else None)
         kernel.die_with_parent()
         if monitor is not None and select.select([monitor], [], [], 0)[0]:
-            # It has died before it was asked to tell.
+            # The monitor had died before the kernel was asked to tell of its death.
             os._exit(CANNOT_START)
         child = os.fork()
         if child == 0:

@@ -22,8 +22,8 @@ class ToolBroken(RuntimeError):
 class ConcurrentTool(Protocol):
     """A tool whose calls may run at the same time: all calls of a turn are started before the first is waited for.
 
-    ``__call__`` has the signature and the docstring that the model is shown. A plain function is a tool too; its calls
-    run one after the other.
+    ``__call__`` has the signature and the docstring that the model is shown. A plain function is a tool as well; its
+    calls run one after the other.
     """
 
     __name__: str

@@ -29,7 +29,7 @@ def calculator(expression: str) -> str:
 
 
 def evaluate(expression: str) -> Fraction:
-    """The exact value. ``^`` is a power too. At most 1000 characters, and about 200 parentheses in one another.
+    """The exact value. ``^`` is also a power. At most 1000 characters, and about 200 parentheses in one another.
 
     Raises:
         ValueError: no such expression, a division by zero, or a number of more than 1000 bits above or below.

@@ -36,7 +36,7 @@ def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
             try:
                 future.set_result(work())
             except BaseException as error:
-                # For who waits, or they would wait for ever.
+                # Whoever waits for the result would wait forever without it.
                 future.set_exception(error)
         del job, future, work
 

@@ -271,7 +271,7 @@ def _varlen(
     bounds = layout.bounds(key)
     rows = [tensor[0].transpose(0, 1) for tensor in (query, *layout.gathered(key, value))]
     places = [bounds[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")]
-    # The kernel counts the tokens to the left, a window in transformers the token itself too.
+    # The kernel counts the tokens to the left; a window in transformers also counts the token itself.
     left = -1 if window is None else window - 1
     grouped = query.shape[1] != key.shape[1]
     assert varlen_attn is not None

@@ -1,6 +1,6 @@
 """The policy's last layer on a CPU: log-probabilities of the tokens that are scored, a few tokens at a time.
 
-Outside of Triton, TRL's own function projects every position, prompts and padding too, in tiles of 32,768 columns of
+Outside of Triton, TRL's own function projects every position, also prompts and padding, in tiles of 32,768 columns of
 which it makes about ten temporary copies. Here a tile has a few tokens and all columns, so that no product is rounded
 to bf16 before it is summed over tiles of columns.
 """

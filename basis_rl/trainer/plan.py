@@ -826,7 +826,7 @@ def as_sampler(sampler: str | PromptSampler) -> PromptSampler:
 
 
 def as_rewards(reward_funcs: Any, args: BasisConfig) -> list[Any]:
-    """The reward functions as a list; names, those with a module too, are built by `build_reward`.
+    """The reward functions as a list; names, also those with a module, are built by `build_reward`.
 
     What is neither, such as a Hub id with a slash, is a reward model, as in TRL.
 

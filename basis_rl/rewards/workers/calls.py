@@ -44,7 +44,7 @@ class Calls:
 
     Args:
         name: of the reward, in its metrics.
-        target: ``module:name`` or ``module.name``, where the working directory is searched too, or
+        target: ``module:name`` or ``module.name``, which is also looked for in the working directory, or
             ``/path/of/file.py:name``.
         num_workers: processes (of this rank), which start with the first call.
         timeout: seconds of CPU time for one call.
