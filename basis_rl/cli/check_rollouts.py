@@ -11,7 +11,7 @@ from basis_rl.estimate.report import Warn
 from basis_rl.recipe.build import model_init_kwargs
 from basis_rl.recipe.keys import Recipe
 from basis_rl.rewards.extract import completion_text
-from basis_rl.trainer.first_rollouts import Rollout, explanation, reads_boxes, rewards_of
+from basis_rl.trainer.first_rollouts import Rollout, explanation, reads_boxes, score
 from basis_rl.trainer.plan import Plan, sampling_of, with_tools
 from basis_rl.trainer.rewarding import total_rewards
 from basis_rl.values.sources import ModelSource, load_model
@@ -40,7 +40,7 @@ def rollouts(recipe: Recipe, plan: Plan, count: int, warn: Warn) -> str:
         found.append(Rollout(row["prompt"], said, completion.token_ids))
     functions = [function for function in plan.reward_funcs if callable(function) and not hasattr(function, "forward")]
     weights = torch.tensor(args.reward_weights or [1.0] * len(functions))
-    totals = total_rewards(torch.tensor(rewards_of(functions, rows, found)).T, weights).tolist() if functions else []
+    totals = total_rewards(torch.tensor(score(functions, rows, found)).T, weights).tolist() if functions else []
     ends = end_tokens(model.generation_config, tokenizer)
     limit = args.max_completion_length
     told = explanation(totals, found, ends, limit, boxes=reads_boxes(functions)) if totals else None

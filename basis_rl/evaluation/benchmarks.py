@@ -160,7 +160,7 @@ def _row(row: dict[str, Any], benchmark: Benchmark, level: str | None) -> dict[s
     }
 
 
-def with_usable_golds(problems: Problems, reward: MathVerifyReward, on_invalid_gold: str) -> Problems:
+def checked(problems: Problems, reward: MathVerifyReward, on_invalid_gold: str) -> Problems:
     """The problems whose gold verifies against itself; nothing could be right on the others.
 
     Raises:

@@ -23,9 +23,9 @@ from basis_rl.evaluation.benchmarks import (
     SAMPLED_TOP_P,
     Benchmark,
     Problems,
+    checked,
     load_benchmark,
     load_own,
-    with_usable_golds,
 )
 from basis_rl.evaluation.rollouts import kept_settings, read_rollouts
 from basis_rl.evaluation.runner import Evaluation, Generate, save_results
@@ -73,7 +73,7 @@ class EvalPlan:
         names = [problems.name for problems in loaded]
         if len(set(names)) < len(names):
             raise ValueError(f"Two benchmarks have the same name: {', '.join(names)}. Give them others: NAME=SOURCE.")
-        loaded = [with_usable_golds(problems, reward, options.on_invalid_gold) for problems in loaded]
+        loaded = [checked(problems, reward, options.on_invalid_gold) for problems in loaded]
         prompts = [prompt for problems in loaded for prompt in problems.dataset["prompt"]]
         tell_rewards([reward], [rendered_prompt(prompt, tokenizer, self.template) for prompt in prompts], tokenizer)
         # Tokens of context.

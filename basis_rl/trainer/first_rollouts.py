@@ -92,7 +92,7 @@ class FirstRollouts:
         return told if self.done else None
 
 
-def rewards_of(functions: Sequence[Function], rows: Sequence[Mapping[str, Any]], drawn: Sequence[Rollout]) -> Scores:
+def score(functions: Sequence[Function], rows: Sequence[Mapping[str, Any]], drawn: Sequence[Rollout]) -> Scores:
     """``(F, N)`` rewards of rollouts by functions, called as TRL calls them; NaN where there is none."""
     columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
     given = {

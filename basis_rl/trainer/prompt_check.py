@@ -137,8 +137,7 @@ def invalid_golds(checkers: Sequence[GoldChecker], golds: Sequence[Any]) -> list
     for checker in checkers:
         try:
             invalid.update(checker.check_golds(golds))
-        # This checker reads texts only, so any other gold is invalid.
-        except (TypeError, AttributeError):
+        except (TypeError, AttributeError):  # it reads texts only
             invalid.update(set(range(len(golds))) - set(texts))
             invalid.update(texts[index] for index in checker.check_golds([golds[index] for index in texts]))
     return sorted(invalid)

@@ -108,13 +108,12 @@ def scores_of(returned: Any, size: int) -> list[float]:
             shown = repr(value)[:100]
             raise _Wrong(f"returned {shown} for row {row}, which is neither a number nor None") from None
         if abs(score) > _LARGEST:
-            raise _Wrong(f"returned {score:g} for row {row}, which is infinite as float32, the type of rewards")
+            raise _Wrong(f"returned {score:g} for row {row}, which is infinite as the float32 that rewards are")
         scores.append(score)
     return scores
 
 
 def _number(value: Any) -> float:
-    # float() would read the number in a text, which is a mistake of the function.
     if isinstance(value, (str, bytes)):
         raise TypeError
     return float(value)

@@ -6,7 +6,7 @@ import pytest
 from datasets import Dataset
 
 from basis_rl.data import DataArguments
-from basis_rl.evaluation.benchmarks import BENCHMARKS, Problems, find_benchmark, load_benchmark, with_usable_golds
+from basis_rl.evaluation.benchmarks import BENCHMARKS, Problems, checked, find_benchmark, load_benchmark
 
 # Benchmark, file, problems, and how many there are of a level.
 FILES = {
@@ -37,7 +37,7 @@ def test_all_golds_of_the_benchmarks_verify(name, reward, shared_data):
     problems = load(f"{name}={shared_data / file}")
     golds = problems.dataset["solution"]
     assert len(set(problems.dataset["prompt_id"])) == len(golds) == size
-    assert with_usable_golds(problems, reward, "error") is problems
+    assert checked(problems, reward, "error") is problems
     assert right(reward, list(golds), list(golds)) == [1.0] * size
     for level, count in levels.items():
         assert list(problems.dataset["level"]).count(level) == count
@@ -106,5 +106,5 @@ def test_a_gold_that_cannot_be_right_is_named(reward):
     rows = [{"prompt": "p", "solution": s, "prompt_id": s, "level": None} for s in ("1", "")]
     problems = Problems("mine", BENCHMARKS["math500"], Dataset.from_list(rows))
     with pytest.raises(ValueError, match=r"mine: 1 of 2 golds .*problem 1: ''"):
-        with_usable_golds(problems, reward, "error")
-    assert with_usable_golds(problems, reward, "drop").dataset["solution"] == ["1"]
+        checked(problems, reward, "error")
+    assert checked(problems, reward, "drop").dataset["solution"] == ["1"]

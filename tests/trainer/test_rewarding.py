@@ -43,7 +43,7 @@ WRONG = {
     "lists": ([[1.0], [1.0], [1.0]], r"returned \[1.0\] for row 0, which is neither"),
     "complex": ([1.0, 1j, 2.0], r"returned 1j for row 1, which is neither"),
     "infinite": ([1.0, 2.0, -math.inf], "returned -inf for row 2, which is infinite"),
-    "infinite in float32": ([1.0, 1e39, 2.0], r"returned 1e\+39 for row 1, which is infinite as float32"),
+    "infinite in float32": ([1.0, 1e39, 2.0], r"returned 1e\+39 for row 1, which is infinite as the float32"),
     "an integer without bounds": ([1.0, 10**400, 2.0], "for row 1, which is neither"),
     "an infinite tensor": (torch.tensor([0.0, math.inf, 1.0]), "returned inf for row 1"),
 }
