@@ -46,7 +46,9 @@ def main(argv: Sequence[str]) -> int:
     kinds = [kind for kind in (table.KIND, codebook.KIND) if (folder / kind.main_file).is_file()]
     evaluations = sorted(folder.glob(f"*{_EVALUATION}"))
     if not (of_run or kinds or evaluations):
-        raise ValueError(f"'{folder}' holds no value table, prompt codebook, checkpoint or evaluation.")
+        raise ValueError(
+            f"'{folder}' holds no value table, prompt codebook, checkpoint or evaluation. Name their folder."
+        )
     for path in evaluations:
         convert_evaluation(path)
     if of_run or kinds:
@@ -151,7 +153,7 @@ def convert_checkpoint(folder: Path, problems: IdMap | None) -> None:
     """
     content = torch.load(folder / FILE_NAME, weights_only=True)
     if what := damage(folder):
-        raise ValueError(f"The checkpoint '{folder}' is damaged ({what}) and cannot be converted.")
+        raise ValueError(f"The checkpoint '{folder}' is damaged ({what}) and cannot be converted. Restore its files.")
     ids: Mapping[str, str] = {}
     fixed: dict[str, Any] = {}
     if problems is not None:
@@ -160,8 +162,9 @@ def convert_checkpoint(folder: Path, problems: IdMap | None) -> None:
         before = [problems.old[name] for name in names]
         if content.get("dataset") not in (None, dataset_identity(before), dataset_identity(names)):
             raise ValueError(
-                f"The checkpoint '{folder}' was trained on other problems than those of the recipe, or on the first "
-                "only of rows with one text that have other golds. Start a new run from its model."
+                f"The checkpoint '{folder}' was trained on other problems than those of the recipe: on another data "
+                "set, or only on the first of several rows with one text and different golds. Start a new run from its "
+                "model."
             )
         content["dataset"] = content.get("dataset") and dataset_identity(names)
         parameters = build_recipe_baseline(problems.recipe.run).parameters

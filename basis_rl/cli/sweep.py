@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         generations = None
     launcher = shlex.split(options.launcher) or [sys.executable]
     if shutil.which(launcher[0]) is None:
-        raise ValueError(f"--launcher: there is no program '{launcher[0]}'.")
+        raise ValueError(f"--launcher: there is no program '{launcher[0]}'. Install it, or give its path.")
     with several(launcher_processes(options.launcher)):
         runs = plan(
             options.recipe,

@@ -207,7 +207,7 @@ def _adapt(
     batches = total // drawn
     steps = int(batches * updates)
     if steps < 1:
-        raise ValueError(f"{entry.name}: {total:,} rollouts are less than one optimizer step.")
+        raise ValueError(f"{entry.name}: {total:,} rollouts are less than one optimizer step. Raise --budget.")
     if math.ceil(base.args.max_steps / updates) != batches:
         arguments += ["--max_steps", str(steps)]
         notes.append(f"max_steps {steps}")

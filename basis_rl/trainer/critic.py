@@ -193,7 +193,7 @@ class Critic:
         path = Path(folder) / NETWORK_FILE
         name = type(self.baseline).__name__
         if not path.is_file():
-            raise ValueError(f"'{folder}' has no {NETWORK_FILE}, which {name} has learned. Start a new run.")
+            raise ValueError(f"'{folder}' has no {NETWORK_FILE}, the network that {name} has learned. Start a new run.")
         content = torch.load(path, weights_only=True, map_location="cpu")
         there = {key: tuple(value.shape) for key, value in content["module"].items()}
         here = {key: tuple(value.shape) for key, value in self.module.state_dict().items()}

@@ -358,7 +358,10 @@ def check_baseline_needs(plan: Plan) -> None:
     collected = _COLLECTED | ({"values"} if isinstance(baseline, LearnedBaseline) else set())
     missing = sorted(baseline.requires - collected)
     if missing:
-        raise ValueError(f"Baseline '{name}' requires {missing}, which this version of BasisTrainer does not collect.")
+        raise ValueError(
+            f"Baseline '{name}' requires {missing}, which BasisTrainer does not collect. It collects "
+            f"{sorted(collected)}."
+        )
     if "rollout_weights" in baseline.requires and not (args.use_vllm and args.vllm_importance_sampling_correction):
         raise ValueError(
             f"Baseline '{name}' requires the weights of the rollout correction (max_rollout_weight), which are there "
@@ -467,7 +470,8 @@ def check_sampler_needs(plan: Plan) -> None:
     if mine % args.num_generations:
         raise ValueError(
             f"prompt_sampler '{name}' needs whole groups on each process, but {mine} rollouts per process are not a "
-            f"multiple of num_generations ({args.num_generations})."
+            f"multiple of num_generations ({args.num_generations}). Change per_device_train_batch_size or "
+            "num_generations."
         )
     other = _given(plan, "environment_factory", "rollout_func") + ["async_prefetch"] * args.async_prefetch
     if other:
@@ -540,7 +544,10 @@ def check_columns(plan: Plan) -> None:
     if column is None:
         return
     if column not in dataset.column_names:
-        raise ValueError(f"difficulty_column: the training dataset has no '{column}', only {dataset.column_names}.")
+        raise ValueError(
+            f"difficulty_column: the training dataset has no '{column}', only {dataset.column_names}. Name one of "
+            "them, or leave difficulty_column out."
+        )
     values = len(set(map(str, dataset[column])))
     if values > _MOST_DIFFICULTIES:
         raise ValueError(
@@ -555,7 +562,8 @@ def _check_reward_columns(dataset: Dataset, reward_funcs: Sequence[Any], what: s
         if missing:
             name = getattr(func, "__name__", type(func).__name__)
             raise ValueError(
-                f"The reward function '{name}' reads the columns {missing}; the {what} has {dataset.column_names}."
+                f"The reward function '{name}' reads the columns {missing}; the {what} has {dataset.column_names}. "
+                "Rename or add columns, or take another reward function."
             )
 
 

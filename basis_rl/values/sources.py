@@ -168,7 +168,10 @@ def check_served(url: str, model: str) -> int | None:
     """
     served = Client(url).model()
     if model not in served.names and Path(model).resolve() not in {Path(name).resolve() for name in served.names}:
-        raise ValueError(f"The server at {url} has the model {', '.join(sorted(served.names))}, not '{model}'.")
+        raise ValueError(
+            f"The server at {url} has the model {', '.join(sorted(served.names))}, not '{model}'. Name that model, or "
+            f"start a server with `basis-rl serve {model}`."
+        )
     return served.max_model_len
 
 
