@@ -57,7 +57,7 @@ class Ppo(LearnedBaseline):
         ValueError: a parameter out of its range.
     """
 
-    # By whitening, in the mean that it subtracts.
+    # Whitening subtracts a mean in which the own reward is.
     uses_own_reward: bool = True
     reads_kl: bool = True
     token_level: TokenLevel = "always"

@@ -84,7 +84,7 @@ def _majority(votes: Tensor, correct: Tensor, k: int) -> float:
 
 def _beaten(others: list[Tensor], silent: list[Tensor], t: int, rest: int) -> float:
     """``sum_j P(the others take `rest` samples, none has more than t votes, j have t) / (j + 1)``."""
-    # (ties, samples taken).
+    # Axes: answers that tie, samples taken.
     state = torch.zeros(rest // t + 1, rest + 1, dtype=torch.float64)
     start = silent[0] if silent else torch.ones(1, dtype=torch.float64)
     state[0, : len(start)] = start[: rest + 1]

@@ -30,7 +30,7 @@ MS_PRIVATE = 1 << 18
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _MOUNT_ATTR_RDONLY = 1
-# On every machine.
+# The number of this system call is the same on every architecture.
 _MOUNT_SETATTR = 442
 _CAPSET = (126, 91)
 _CAPABILITY_VERSION_3 = 0x20080522
