@@ -32,6 +32,16 @@ def markdown_table(rows: Sequence[Sequence[object]], head: Sequence[str]) -> str
     return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as plain text: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *rest in rows:
+        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]))
+    return "\n".join(lines)
+
+
 def _cell(value: object) -> str:
     return " ".join(str(value).splitlines()).replace("|", "\\|")
 

@@ -14,14 +14,14 @@ from typing import Any
 from datasets import Dataset
 
 from basis_rl.baselines import NoBaseline
-from basis_rl.cli import check_rollouts, check_run, check_site
+from basis_rl.cli import check_measure, check_rollouts, check_run, check_site
 from basis_rl.cli.main import notes, report
 from basis_rl.cli.options import check_parser
 from basis_rl.conformance import BaselineError, ObjectiveError, SamplerError
 from basis_rl.conformance.named import conform
 from basis_rl.estimate.footprint import planned, read_launch
 from basis_rl.estimate.memory import Launch
-from basis_rl.estimate.report import Footprint, Warn, arithmetic, disk, memory
+from basis_rl.estimate.report import Footprint, Warn, arithmetic, disk, memory, optimizer_steps
 from basis_rl.names import Mistakes
 from basis_rl.recipe.build import load_config_and_tokenizer, load_eval_data, load_training_data, plan_recipe
 from basis_rl.recipe.file import parse_recipe
@@ -31,6 +31,7 @@ from basis_rl.recipe.words import parse_value
 from basis_rl.rewards import RewardError
 from basis_rl.sandbox import isolation
 from basis_rl.trainer.plan import Plan, check_with_model, run_context, validates, with_data
+from basis_rl.values import ValueTable
 
 
 def show(title: str, text: str) -> None:
@@ -46,7 +47,7 @@ def show_warnings(warnings: Sequence[str]) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run all checks that training makes before its first step, and print what would happen. Weights are loaded only
-    for ``--rollouts``.
+    for ``--rollouts`` and ``--measure``.
 
     ``basis-rl check module:name`` runs the conformance checks on a user's own baseline, objective or reward instead;
     ``--argument value`` are then the arguments of its constructor.
@@ -65,6 +66,9 @@ def main(argv: Sequence[str]) -> int:
             if options.rollouts > 0:
                 text = check_rollouts.rollouts(recipe, plan, options.rollouts, warnings.append)
                 show("Rollouts of the model as it is", text)
+        if options.measure:
+            steps = optimizer_steps(plan.args, len(plan.train_dataset))
+            show("Time", check_measure.measure(rest, steps, baseline_missing=isinstance(plan.baseline, NoBaseline)))
     except (BaselineError, ObjectiveError, RewardError, SamplerError) as error:
         return report(error)
     finally:
@@ -161,6 +165,8 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     elif validates(baseline):
         text = check_site.artefact(baseline, run_context(plan, config), warn)
         show("What the baseline needs", text)
+        if isinstance(table := getattr(baseline, "values", None), ValueTable):
+            show("Groups without variance", check_rollouts.of_table(plan, table))
     if not plan.sampler.in_dataset_order:
         show("Sampling", check_run.sampling(plan))
     footprint = Footprint(recipe.model, args, config, launch, max(lengths), gpu_memory, baseline)

@@ -8,46 +8,79 @@ import torch
 
 from basis_rl.engine import end_tokens, prompt_tokens
 from basis_rl.estimate.report import Warn
+from basis_rl.estimate.waste import waste
 from basis_rl.recipe.build import model_init_kwargs
 from basis_rl.recipe.keys import Recipe
 from basis_rl.rewards.extract import completion_text
 from basis_rl.trainer.first_rollouts import Rollout, explanation, reads_boxes, score
+from basis_rl.trainer.gather import prompt_ids_of
 from basis_rl.trainer.plan import Plan, sampling_of, with_tools
 from basis_rl.trainer.rewarding import total_rewards
+from basis_rl.values import ValueTable
 from basis_rl.values.sources import ModelSource, load_model
 
 _SHOWN = 300
+_AT_MOST = 16
+# From as many rollouts on, several of each prompt show how their chances differ.
+_MANY = 64
+_OF_EACH = 4
 
 
 def rollouts(recipe: Recipe, plan: Plan, count: int, warn: Warn) -> str:
-    """One rollout of each of the first `count` prompts, its first turn, with what the reward functions give it."""
+    """`count` rollouts of prompts from all over the data set, their first turn, with what the reward functions give.
+
+    From 64 rollouts on there are four of each prompt, and the share of groups without variance is estimated.
+    """
     args = plan.args
     tokenizer = plan.tokenizer
     name = str(recipe.model.model_name_or_path)
-    rows = [plan.train_dataset[i] for i in range(min(count, len(plan.train_dataset)))]
+    of_each = _OF_EACH if count >= _MANY else 1
+    problems = len(plan.train_dataset)
+    number = min(-(-count // of_each), problems)
+    rows = [plan.train_dataset[i * problems // number] for i in range(number)]
     template = with_tools(args, plan.tools)
     tokens = [prompt_tokens(row["prompt"], tokenizer, template) for row in rows]
     settings = {"trust_remote_code": args.trust_remote_code, **model_init_kwargs(recipe)}
-    model = load_model(name, use_cpu=args.use_cpu, **settings)
-    seeds = {tuple(range(len(rows))): args.seed}
-    drawn = dict(ModelSource(model, tokenizer).draw(tokens, seeds, sampling_of(args), 1, threading.Event()))
+    source = ModelSource(load_model(name, use_cpu=args.use_cpu, **settings), tokenizer)
+    seeds = {tuple(chunk): args.seed + i for i, chunk in enumerate(source.chunks(tokens, of_each))}
+    drawn = dict(source.draw(tokens, seeds, sampling_of(args), of_each, threading.Event()))
     found = []
     for index, row in enumerate(rows):
-        (completion,) = drawn[index]
-        said = completion.text if isinstance(row["prompt"], str) else [
-            {"role": "assistant", "content": completion.text}
-        ]  # fmt: skip
-        found.append(Rollout(row["prompt"], said, completion.token_ids))
+        for completion in drawn[index]:
+            said = completion.text if isinstance(row["prompt"], str) else [
+                {"role": "assistant", "content": completion.text}
+            ]  # fmt: skip
+            found.append(Rollout(row["prompt"], said, completion.token_ids))
     functions = [function for function in plan.reward_funcs if callable(function) and not hasattr(function, "forward")]
     weights = torch.tensor(args.reward_weights or [1.0] * len(functions))
-    totals = total_rewards(torch.tensor(score(functions, rows, found)).T, weights).tolist() if functions else []
-    ends = end_tokens(model.generation_config, tokenizer)
+    repeated = [row for row in rows for _ in range(of_each)]
+    totals = total_rewards(torch.tensor(score(functions, repeated, found)).T, weights).tolist() if functions else []
+    ends = end_tokens(source.model.generation_config, tokenizer)
     limit = args.max_completion_length
     told = explanation(totals, found, ends, limit, boxes=reads_boxes(functions)) if totals else None
     if told is not None:
         warn(told)
     shown = []
-    for rollout, total in zip(found, totals or [float("nan")] * len(found), strict=True):
+    every = -(-len(found) // _AT_MOST)
+    for rollout, total in list(zip(found, totals or [float("nan")] * len(found), strict=True))[::every]:
         text = completion_text(rollout.completion)
         shown.append(f"--- reward {total:g}, {len(rollout.token_ids)} tokens\n{text[-_SHOWN:]}")
-    return "\n".join([*shown, "---"])
+    shown.append("---")
+    if every > 1:
+        shown.append(f"{len(shown) - 1} of {len(found)} rollouts are shown.")
+    if totals and of_each > 1:
+        groups = [totals[start : start + of_each] for start in range(0, len(totals), of_each)]
+        shown.append(waste(groups, share_of_a_batch(plan), plan.sampler))
+    return "\n".join(shown)
+
+
+def share_of_a_batch(plan: Plan) -> float:
+    """Of all problems, the share whose rollouts are one generation batch."""
+    prompts = plan.args.generation_batch_size // plan.args.num_generations
+    return min(1.0, prompts / len(plan.train_dataset))
+
+
+def of_table(plan: Plan, table: ValueTable) -> str:
+    """The share of groups without variance by the rewards of a value table."""
+    ids = prompt_ids_of(plan.train_dataset, plan.reads) or []
+    return waste([table.rewards(name) for name in ids if name in table], share_of_a_batch(plan), plan.sampler)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from basis_rl.cli.options import compare_parser
 from basis_rl.report.compare import Comparison, compare_runs
 from basis_rl.report.page import headline, write_report
-from basis_rl.report.tables import Table, tables
+from basis_rl.report.tables import tables
 from basis_rl.report.verdict import verdict
+from basis_rl.text import aligned
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,17 +27,6 @@ def as_text(comparison: Comparison) -> str:
     return "\n\n".join(
         [
             *(headline(comparison), " ".join(verdict(comparison)), *comparison.notes),
-            *(f"{t.title}\n{_plain(t)}" for t in tables(comparison)),
+            *(f"{t.title}\n{aligned([t.columns, *(row.cells for row in t.rows)])}" for t in tables(comparison)),
         ]
-    )
-
-
-def _plain(table: Table) -> str:
-    rows = [table.columns, *(row.cells for row in table.rows)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
     )

@@ -145,7 +145,15 @@ def check_parser(result: argparse.ArgumentParser) -> None:
     )
     result.add_argument("--strict", action="store_true", help="Warnings also give exit code 2.")
     result.add_argument(
-        "--rollouts", type=int, default=0, help="Loads the model, samples as many rollouts, grades and shows them."
+        "--rollouts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Loads the model, samples N rollouts, grades and shows them. From 64 on, there are four per prompt, and "
+        "the share of groups without variance is estimated for each prompt sampler.",
+    )
+    result.add_argument(
+        "--measure", action="store_true", help="Trains two micro-batches and says what a step and the run will take."
     )
 
 

@@ -102,6 +102,15 @@ class Footprint:
         return float(self.setting.compute * self.size.parameters)
 
 
+def optimizer_steps(args: BasisConfig, problems: int) -> int:
+    """Optimizer steps of the whole run."""
+    if args.max_steps > 0:
+        return args.max_steps
+    batches = problems // (args.generation_batch_size // args.num_generations)
+    uses = args.steps_per_generation * args.num_iterations
+    return int(batches * uses / args.gradient_accumulation_steps * args.num_train_epochs)
+
+
 def arithmetic(args: BasisConfig, problems: int, warn: Warn) -> str:
     """Batches, optimizer steps and epochs in words."""
     prompts = args.generation_batch_size // args.num_generations
@@ -109,7 +118,7 @@ def arithmetic(args: BasisConfig, problems: int, warn: Warn) -> str:
     micro = args.steps_per_generation * args.num_iterations
     updates = micro / args.gradient_accumulation_steps
     batches = problems // prompts
-    total = args.max_steps if args.max_steps > 0 else int(batches * updates * args.num_train_epochs)
+    total = optimizer_steps(args, problems)
     generated = total / updates
     passes = f", {args.num_iterations} times over" if args.num_iterations > 1 else ""
     lines = [
