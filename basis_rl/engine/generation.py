@@ -610,7 +610,7 @@ class Generation(VLLMGeneration):
         self._check(self._by_main(partial(self._sent, parameters)))
 
     def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
-        """TRL's, without what PEFT keeps of another adapter: the reference's copy of a head that is trained."""
+        """TRL's, without PEFT's copies for another adapter, such as the reference's copy of a trained head."""
         return ((name, each) for name, each in super()._iter_named_params() if ".modules_to_save." not in name)
 
     def _sent(self, parameters: Iterator[tuple[str, Tensor]]) -> Tensor:

@@ -2,8 +2,8 @@
 
 Templates of Llama 3.2, Granite and gpt-oss ask `strftime_now` for today's date. After midnight the same prompts would
 read differently: to a value function, in the log-probabilities of rollouts, and in the check that a resume continues
-the same run. A run keeps its first day in its checkpoints, a value table in its provenance, and a run that uses the
-table takes it.
+the same run. A run keeps its first day in its checkpoints, a value table in its provenance; a run with a table has the
+table's.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 varlen_attn: Callable[..., Any] | None = None
-# Torch before 2.10.
+# torch before 2.10 lacks it.
 with contextlib.suppress(ImportError):
     from torch.nn.attention.varlen import varlen_attn
 

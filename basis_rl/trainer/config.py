@@ -213,8 +213,8 @@ class BasisConfig(GRPOConfig):
             raise ValueError("async_prefetch needs a vLLM server beside the training: use_vllm, vllm_mode 'server'.")
         if not self.vllm_importance_sampling_correction:
             raise ValueError(
-                "async_prefetch trains on rollouts that older weights sampled, which is right only with importance "
-                "weights. Leave vllm_importance_sampling_correction on, or async_prefetch off."
+                "async_prefetch trains on rollouts that older weights sampled, which is right only with their "
+                "importance weights. Leave vllm_importance_sampling_correction on, or async_prefetch off."
             )
 
     def _check_kl(self) -> None:

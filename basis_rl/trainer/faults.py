@@ -29,10 +29,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 class StopOnSignal(TrainerCallback):
     """SIGTERM, SIGUSR1, Ctrl-C or a file ``STOP`` in ``output_dir``: all ranks finish the step, save it and stop.
 
-    The ranks agree at each step's end, so that none of them waits for another. A second signal, some
-    seconds later, kills at once (launchers often send each one twice). The file
-    is for launchers that kill their processes some seconds after a SIGTERM (torchrun and accelerate: 30), which a long
-    step outlasts; it is removed when the run stops.
+    The ranks agree at each step's end, so that none of them waits for another. A second signal, some seconds later,
+    kills at once (launchers often send each one twice). The file is for launchers that kill their processes some
+    seconds after a SIGTERM (torchrun and accelerate: 30), which a long step outlasts; it is removed when the run stops.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -60,7 +59,7 @@ class StopOnSignal(TrainerCallback):
     def interrupting(self) -> Iterator[None]:
         """Within it a signal raises `StopAsked` at once, and so does one that came before; in the main thread only.
 
-        For waits that may be longer than what a cluster's scheduler gives: on a server that answers or comes back.
+        For waits on a server, which may take longer than a cluster's scheduler leaves after a signal.
         """
         if self._interrupts or threading.current_thread() is not threading.main_thread():
             yield

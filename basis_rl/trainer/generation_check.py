@@ -47,7 +47,7 @@ def check_generation(args: BasisConfig) -> None:
     """The engine knows all `generation_kwargs`, and none of them contradicts a setting of the run.
 
     Raises:
-        ValueError: it does not, or one does.
+        ValueError: a key that the engine does not know, or that contradicts a setting.
     """
     known = VLLM_SAMPLING if args.use_vllm else _transformers_keys()
     given = generation_kwargs_of(args)

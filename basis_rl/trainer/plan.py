@@ -115,7 +115,7 @@ class Plan:
 
     @cached_property
     def first_rows(self) -> Dataset | None:
-        """The training rows, of a stream as many as are checked; None if that is not a dataset."""
+        """The training rows; of a stream, as many as are checked. None if there is no dataset."""
         prompts = self.args.generation_batch_size // self.args.num_generations
         return first_rows(self.train_dataset, max(prompts, _LONGEST))
 
@@ -384,7 +384,7 @@ def check_baseline_needs(plan: Plan) -> None:
 
 
 def check_greedy(plan: Plan) -> None:
-    """A greedy rollout, if the baseline reads one, begins as the sampled ones do."""
+    """The trainer can generate a greedy rollout, if the baseline compares with one."""
     own = _given(plan, "environment_factory", "rollout_func")
     if own and "greedy_rewards" in plan.baseline.requires:
         raise ValueError(

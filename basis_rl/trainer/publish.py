@@ -203,7 +203,7 @@ class Origin:
     `model` is the Hub id (with the `commit`) or folder that the training started from, `objective` the name of the
     policy objective. `online` tells whether the Hub may be asked for the base model's license, `license` is what the
     user has said. Without a `recipe` (YAML), the card shows the settings that are not at their defaults. `first` is the
-    `base` that the run began with, if it was resumed with another one, which nothing needed.
+    `base` that the run began with, if it was resumed with another one because nothing needed it any more.
     """
 
     model: str

@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 
 @contextmanager
 def _failing(sampler: PromptSampler, number: int) -> Iterator[None]:
-    """Turn whatever a sampler raises, on every rank the same, into one message.
+    """Turn any exception of a sampler, which every rank raises alike, into one message.
 
     Raises:
         SelectionFailed: caused by it.
@@ -175,7 +175,7 @@ class Selection:
         return Draw(draw.rows, draw.ratio, {"believed": float(mean.mean()), **draw.metrics})
 
     def rows(self, number: int) -> list[dict[str, Any]]:
-        """This rank's rows of the generation batch with that number, one per rollout; drawn unless it has been."""
+        """This rank's rows of the generation batch with that number, one per rollout; the first call draws them."""
         if number not in self._draws:
             self._draws[number] = self._draw(number, self.size)
         return self._of_rank(self._draws[number].rows)
@@ -215,7 +215,8 @@ class Selection:
         Args:
             number: of the generation batch.
             refill: 1, 2, ...
-            refused: of each rank the groups, counted on that rank; as many rows are returned as for the longest.
+            refused: for each rank its refused groups, by their index on that rank. Rows are returned for as many groups
+                as the longest of these lists has.
         """
         of_rank = self.size // len(refused)
         most = max(map(len, refused))
@@ -239,7 +240,7 @@ class Selection:
         return self._of_rank(rows)
 
     def weights(self, number: int) -> Tensor | None:
-        """``(N,)`` what the advantages of the batch are multiplied by; None where the sampler does not correct."""
+        """``(N,)`` factors for the advantages of the batch; None where the sampler does not correct."""
         if not self.sampler.correct:
             return None
         ratio = self._draws[number].ratio

@@ -138,7 +138,7 @@ class Turns:
             message["name"] = harmless(message["name"], special)
 
     def take_metrics(self, completions: Sequence[list[dict[str, Any]]]) -> dict[str, float]:
-        """Turns, calls and void turns of this rank's rollouts, over all ranks; which are void is kept."""
+        """Turns, calls and void turns per rollout, over all ranks; remembers which of this rank's rollouts are void."""
         self._void = [has_void_turn(messages) for messages in completions]
         turns = [sum(message["role"] == "assistant" for message in messages) for messages in completions]
         called = [any(message.get("tool_calls") for message in messages) for messages in completions]

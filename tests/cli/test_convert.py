@@ -175,7 +175,7 @@ def test_a_checkpoint_is_what_it_would_be_today_and_resumes(recipe, tmp_path, ca
     assert main(resumed) == 0
     add_a_twin(tmp_path)
     assert main(["convert", str(tmp_path / "kept" / "checkpoint-1"), path]) == 2
-    assert "or on the first only of rows with one text" in capsys.readouterr().err
+    assert "or only on the first of several rows with one text" in capsys.readouterr().err
     (tmp_path / "kept" / "checkpoint-1" / "scheduler.pt").write_bytes(b"")
     assert main(["convert", str(tmp_path / "kept"), path]) == 2
     assert "is damaged (scheduler.pt has 0 bytes" in capsys.readouterr().err

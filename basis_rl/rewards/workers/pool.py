@@ -21,7 +21,7 @@ from basis_rl.sandbox import Policy
 
 _STARTUP_SECONDS = 120.0
 _START_ATTEMPTS = 4
-# How often a task is tried in all if its worker dies: a kill from outside says less about the task.
+# Attempts for a task whose worker dies; more if it was killed from outside, which says less about the task.
 _ATTEMPTS = 2
 _ATTEMPTS_IF_KILLED = 5
 
