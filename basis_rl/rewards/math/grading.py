@@ -32,6 +32,7 @@ from sympy import (  # type: ignore[import-untyped]
     Set,
     Symbol,
     Tuple,
+    Union,
     oo,
 )
 from sympy.concrete.expr_with_limits import ExprWithLimits  # type: ignore[import-untyped]
@@ -143,18 +144,22 @@ def _set_of(relation: Any) -> Any:
 
 
 def _apart(expected: Any, found: Any) -> bool:
-    """Whether two expressions in the same symbols differ at one point by so much that no rule of equality holds.
+    """Whether two expressions differ at one point by so much that no rule of equality holds, or one is an interval.
 
     Math-Verify would compare numbers to six decimals, and then simplify the difference, which takes most of its time
     for wrong answers. Percentages, integrals, sums and limits are not evaluated here, but left to it.
     """
+    if any(isinstance(a, (Interval, Union)) and isinstance(b, Expr) for a, b in ((expected, found), (found, expected))):
+        return True
     for side in (expected, found):
         if not isinstance(side, Expr) or isinstance(side, MatrixExpr) or side.has(ExprWithLimits, Derivative, Limit):
             return False
-    letters = sorted(symbols(expected), key=str)
-    if set(letters) != symbols(found):
+    known = symbols(expected)
+    used = symbols(found)
+    # Letters that are only on the other side may be the same in capitals, as Euler's number and E are.
+    if (known - used and used - known) or {"e", "E"} & {symbol.name for symbol in known ^ used}:
         return False
-    point = {symbol: 1.3 + 0.37 * i for i, symbol in enumerate(letters)}
+    point = {symbol: 1.3 + 0.37 * i for i, symbol in enumerate(sorted(known | used, key=str))}
     a = _number(expected, point)
     b = _number(found, point)
     if a is None or b is None or not (isfinite(a) and isfinite(b)):

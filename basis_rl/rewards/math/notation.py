@@ -11,6 +11,7 @@ from collections.abc import Callable
 SPACE = r"(?:\s|~|\\[ ,;:>!]|\\q?quad(?![a-zA-Z])|\\(?:thin|med|thick)space(?![a-zA-Z]))"
 FONT = r"\\(?:(?:math|text)(?:bf|rm|it|sf|tt|normal)|text|mbox|textnormal|boldsymbol|bm|pmb)"
 _LONGEST = 10_000
+_PLAIN = re.compile(r"-?\d+(?:\.\d+)?|[a-zA-Z]", re.ASCII)
 
 _CHARACTERS = str.maketrans(
     {
@@ -183,7 +184,7 @@ def normal_form(text: str) -> str:
     thousands, ``\varnothing`` is the empty set, ``2(3)`` a product, ``\text{, and }`` a comma, ``5 = x`` is ``x = 5``.
     Texts of more than 10,000 characters stay as they are.
     """
-    if len(text) > _LONGEST:
+    if len(text) > _LONGEST or _PLAIN.fullmatch(text):
         return text
     text = _bare(text.translate(_CHARACTERS))
     for pattern, form in _REWRITES:
