@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from latex2sympy2_extended import is_expr_of_only_symbols  # type: ignore[import-untyped]
@@ -51,13 +52,12 @@ from basis_rl.rewards.math.latex import (
     symbols,
 )
 
-# How far the sides of an approximation sign may be apart, where no numeral says.
-_COARSE = 0.005
+# How far the sides of an approximation sign may be apart; what is graded is the left one.
+_COARSE = 0.05
 # How far numbers that are equal when rounded to six decimals.
 _FINE = 1e-3
 # To so many digits a difference of numbers without a decimal point is evaluated, to see whether it is 0.
 _DIGITS = 1_000
-_NUMERAL = re.compile(r"[-+]?(?:\d+\.(\d*)|[1-9]\d*?(0*)$|0+$)")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*(?:percent|percentage|pct)\s*\}|\b(?:percent|percentage|pct)\b)")
 _DEGREES = re.compile(r"\\circ|\\degree|°|degree")
 _CURRENCY = re.compile(r"\\\$|[$€£]")
@@ -215,6 +215,11 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
 
 
 def _parts(expression: Any) -> list[Any]:
+    """What is in a list, a set, a vector or an interval; else the expression itself."""
+    if isinstance(expression, Interval):
+        return [expression.start, expression.end]
+    if isinstance(expression, MatrixBase):
+        return list(expression)
     return list(expression.args) if isinstance(expression, (FiniteSet, Tuple)) else [expression]
 
 
@@ -292,20 +297,8 @@ def _approximates(answer: str) -> bool:
         return True
     sides = [parsed(normalized(text)) for text in texts]
     numbers = [_number(_value(side)) for side in sides]
-    return all(map(holds, sides, texts)) and all(
-        a is not None and b is not None and abs(a - b) <= _rounding_of(text, abs(a))
-        for a, b, text in zip(numbers, numbers[1:], texts[1:], strict=False)
-    )
-
-
-def _rounding_of(text: str, size: float) -> float:
-    """How far a number of this size may be from what is written behind an approximation sign: half its last digit."""
-    match = _NUMERAL.match(normalized(text).strip())
-    if match is None:
-        return _COARSE * size
-    if match[1] is not None:
-        return 0.5001 * 10.0 ** -len(match[1])
-    return 0.5001 * 10.0 ** len(match[2] or "")
+    near = (a is not None and b is not None and abs(a - b) <= _COARSE * abs(a) for a, b in pairwise(numbers))
+    return all(map(holds, sides, texts)) and all(near)
 
 
 def _symbols_known(expected: Any, found: Any) -> bool:
@@ -331,16 +324,8 @@ def _near(expected: Any, found: Any, percent: bool) -> bool:
 
     Of lists, intervals and vectors every element is compared with those of the other side.
     """
-    sides = [_elements_of(side) for side in (expected, found)]
+    sides = [[_value(part) for part in _parts(side)] for side in (expected, found)]
     return all(any(_is_near(a, b, percent) for a in sides[0]) for b in sides[1])
-
-
-def _elements_of(value: Any) -> list[Any]:
-    if isinstance(value, Interval):
-        return [value.start, value.end]
-    if isinstance(value, MatrixBase):
-        return list(value)
-    return [_value(part) for part in _parts(value)]
 
 
 def _is_near(expected: Any, found: Any, percent: bool) -> bool:

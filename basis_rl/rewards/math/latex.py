@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from antlr4.atn.PredictionMode import PredictionMode
+from antlr4.atn.PredictionMode import PredictionMode  # type: ignore[import-untyped]
 from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy, normalize_latex  # type: ignore[import-untyped]
 from math_verify.grader import should_treat_as_complex
