@@ -11,31 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import sympy as sp  # type: ignore[import-untyped]
 from latex2sympy2_extended import is_expr_of_only_symbols  # type: ignore[import-untyped]
 from latex2sympy2_extended.logic import And  # type: ignore[import-untyped]
 from math_verify import parse, verify
 from math_verify.grader import is_assignment_relation, is_equation, is_relation, take_last_relation
 from mpmath import isfinite, mpc  # type: ignore[import-untyped]
-from sympy import (  # type: ignore[import-untyped]
-    Add,
-    Basic,
-    Derivative,
-    Eq,
-    Expr,
-    FiniteSet,
-    Float,
-    Interval,
-    Limit,
-    MatrixBase,
-    MatrixExpr,
-    Mul,
-    Rational,
-    Set,
-    Symbol,
-    Tuple,
-    Union,
-    oo,
-)
 from sympy.concrete.expr_with_limits import ExprWithLimits  # type: ignore[import-untyped]
 from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 
@@ -110,7 +91,7 @@ def _gold_reading(gold: str) -> Any:
 
 def _equal(expected: Any, found: Any) -> bool:
     """What Math-Verify finds equal; an inequality may stand for an interval, a vector for a tuple."""
-    if all(isinstance(side, Eq) and isinstance(side.rhs, Set) for side in (expected, found)):
+    if all(isinstance(side, sp.Eq) and isinstance(side.rhs, sp.Set) for side in (expected, found)):
         # x = \\pm 2, which Math-Verify compares as texts.
         if expected.lhs != found.lhs:
             return False
@@ -131,8 +112,8 @@ def _equal(expected: Any, found: Any) -> bool:
 def _tuple_of(value: Any, other: Any) -> Any:
     """A vector as a tuple, where the other value is one, or may be."""
     vector = _value(value)
-    is_meant = isinstance(vector, MatrixBase) and 1 in vector.shape and isinstance(_value(other), (Tuple, Interval))
-    return Tuple(*vector) if is_meant else value
+    is_vector = isinstance(vector, sp.MatrixBase) and 1 in vector.shape
+    return sp.Tuple(*vector) if is_vector and isinstance(_value(other), (sp.Tuple, sp.Interval)) else value
 
 
 def _set_of(relation: Any) -> Any:
@@ -149,11 +130,11 @@ def _apart(expected: Any, found: Any) -> bool:
     Math-Verify would compare numbers to six decimals, and then simplify the difference, which takes most of its time
     for wrong answers. Percentages, integrals, sums and limits are not evaluated here, but left to it.
     """
-    if any(isinstance(a, (Interval, Union)) and isinstance(b, Expr) for a, b in ((expected, found), (found, expected))):
+    sides = (expected, found)
+    if any(isinstance(side, (sp.Interval, sp.Union)) for side in sides) and any(map(_is_formula, sides)):
         return True
-    for side in (expected, found):
-        if not isinstance(side, Expr) or isinstance(side, MatrixExpr) or side.has(ExprWithLimits, Derivative, Limit):
-            return False
+    if not all(map(_is_formula, sides)) or any(side.has(ExprWithLimits, sp.Derivative, sp.Limit) for side in sides):
+        return False
     known = symbols(expected)
     used = symbols(found)
     # Letters that are only on the other side may be the same in capitals, as Euler's number and E are.
@@ -186,17 +167,17 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
     whole = is_equation(expected)
     written = {side.strip() for side in answer.split("=")}
     # 120/2 = 60, which is read as 60 = 60.
-    says = isinstance(found, Basic) and not whole and len(written) > 1
+    says = isinstance(found, sp.Basic) and not whole and len(written) > 1
     if not all(_consistent(part, whole, says) for part in _parts(found)):
         return "chain"
     for side, other in ((expected, found), (found, expected)):
-        if is_relation(side) and not is_equation(side) and isinstance(_value(other), FiniteSet):
+        if is_relation(side) and not is_equation(side) and isinstance(_value(other), sp.FiniteSet):
             return "interval"
-    if "[" in answer.replace(r"\sqrt[", "") and not found.has(Interval, Tuple) and found.has(Set):
+    if "[" in answer.replace(r"\sqrt[", "") and not found.has(sp.Interval, sp.Tuple) and found.has(sp.Set):
         return "interval"
     if _CLOSED_AT_INFINITY.search(answer) and not _CLOSED_AT_INFINITY.search(gold):
         return "infinity"
-    if isinstance(found, FiniteSet) and found.has(oo, -oo) and not isinstance(expected, FiniteSet):
+    if isinstance(found, sp.FiniteSet) and found.has(sp.oo, -sp.oo) and not isinstance(expected, sp.FiniteSet):
         return "infinity"
     if any(len({*label.findall(gold), *label.findall(answer)}) > 1 for label in (_MONEY, MODULUS)):
         return "currency"
@@ -205,10 +186,15 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
     if not _symbols_known(expected, found):
         return "symbol"
     # Math-Verify takes a sum of letters for a name, whose value is the right side: the 0 says nothing of the equation.
-    if isinstance(expected, Eq) and isinstance(expected.lhs, Add) and expected.rhs == 0 and not is_relation(found):
+    if (
+        isinstance(expected, sp.Eq)
+        and isinstance(expected.lhs, sp.Add)
+        and expected.rhs == 0
+        and not is_relation(found)
+    ):
         return "symbol"
     # Two equations with other left sides need not have the same right sides.
-    if whole and isinstance(found, Eq) and getattr(expected, "lhs", None) != found.lhs:
+    if whole and isinstance(found, sp.Eq) and getattr(expected, "lhs", None) != found.lhs:
         return None
     percent = bool(_PERCENT.search(gold)) != bool(_PERCENT.search(answer))
     return None if _near(_value(expected), _value(found), percent) else "near"
@@ -216,11 +202,11 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
 
 def _parts(expression: Any) -> list[Any]:
     """What is in a list, a set, a vector or an interval; else the expression itself."""
-    if isinstance(expression, Interval):
+    if isinstance(expression, sp.Interval):
         return [expression.start, expression.end]
-    if isinstance(expression, MatrixBase):
+    if isinstance(expression, sp.MatrixBase):
         return list(expression)
-    return list(expression.args) if isinstance(expression, (FiniteSet, Tuple)) else [expression]
+    return list(expression.args) if isinstance(expression, (sp.FiniteSet, sp.Tuple)) else [expression]
 
 
 def _value(expression: Any) -> Any:
@@ -247,17 +233,17 @@ def _consistent(relation: Any, equation: bool = False, says: bool = False) -> bo
 
 def _with_values(side: Any, sides: Sequence[Any], last: Any) -> Any:
     """A side of a chain with the value of every letter that is itself a side of it: ``7x = x = 5`` says ``35 = 5``."""
-    if not isinstance(side, Expr) or isinstance(side, (Symbol, MatrixExpr)) or side.has(AppliedUndef):
+    known = {name: last for name in sides if isinstance(name, sp.Symbol)}
+    if not known or side in known or not (_is_formula(side) and _is_formula(last)) or side.has(AppliedUndef):
         return side
-    known = {name: last for name in sides if isinstance(name, Symbol) and isinstance(last, Expr)}
-    return side if isinstance(last, MatrixExpr) else side.subs(known)
+    return side.subs(known)
 
 
 def _is_name(side: Any, last: Any) -> bool:
     """Whether a side says what the last side of a chain is the value of; so may an integral or a sum."""
-    if isinstance(side, Basic) and side.has(AppliedUndef, ExprWithLimits, Limit):
+    if isinstance(side, sp.Basic) and side.has(AppliedUndef, ExprWithLimits, sp.Limit):
         return True
-    return not (symbols(side) <= symbols(last)) or (isinstance(side, Symbol) and side == last)
+    return not (symbols(side) <= symbols(last)) or (isinstance(side, sp.Symbol) and side == last)
 
 
 def _says_nothing(expression: Any) -> bool:
@@ -282,10 +268,13 @@ def _number(expression: Any, point: Mapping[Any, float] | None = None) -> Any:
         return None
 
 
-def _is_number(expression: Any) -> bool:
-    if not isinstance(expression, Expr) or isinstance(expression, MatrixExpr):
-        return False
-    return not expression.free_symbols and not expression.has(AppliedUndef)
+def _is_formula(value: Any) -> bool:
+    """Whether it is a number, or would be one with numbers for its letters."""
+    return isinstance(value, sp.Expr) and not isinstance(value, sp.MatrixExpr)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_formula(value) and not value.free_symbols and not value.has(AppliedUndef)
 
 
 def _approximates(answer: str) -> bool:
@@ -309,13 +298,13 @@ def _symbols_known(expected: Any, found: Any) -> bool:
         return True
     known, used = ({name.lower() for part in side for name in _names(part)} for side in sides)
     # A word is one symbol in \\text{}, and as many as it has letters outside; E and e may be Euler's number.
-    words = any(isinstance(side, Symbol) and len(side.name) > 1 for side in (expected, found))
+    words = any(isinstance(side, sp.Symbol) and len(side.name) > 1 for side in (expected, found))
     return used <= known | {"e"} or words
 
 
 def _names(expression: Any) -> set[str]:
     """Of symbols and of unknown functions: ``0 f(7)`` is 0 whatever f is."""
-    applied = expression.atoms(AppliedUndef) if isinstance(expression, Basic) else ()
+    applied = expression.atoms(AppliedUndef) if isinstance(expression, sp.Basic) else ()
     return {str(symbol) for symbol in symbols(expression)} | {str(function.func) for function in applied}
 
 
@@ -335,11 +324,11 @@ def _is_near(expected: Any, found: Any, percent: bool) -> bool:
         if a is None or b is None:
             return True
         return any(abs(a * by - b) <= _FINE * max(abs(a * by), abs(b)) for by in ((1, 100, 0.01) if percent else (1,)))
-    if expected == found or symbols(expected) != symbols(found) or not isinstance(expected, Expr):
+    if expected == found or symbols(expected) != symbols(found) or not isinstance(expected, sp.Expr):
         return True
     try:
         difference = (expected - found).doit()
-        point = {symbol: Rational(13 + 4 * i, 10) for i, symbol in enumerate(sorted(symbols(difference), key=str))}
+        point = {symbol: sp.Rational(13 + 4 * i, 10) for i, symbol in enumerate(sorted(symbols(difference), key=str))}
         return bool(difference.subs(point).evalf(3, maxn=_DIGITS, strict=True) == 0)
     except Exception:
         # It cannot be told from 0, or is no number.
@@ -347,7 +336,7 @@ def _is_near(expected: Any, found: Any, percent: bool) -> bool:
 
 
 def _has_float(expression: Any) -> bool:
-    return bool(expression.atoms(Float))
+    return bool(expression.atoms(sp.Float))
 
 
 class _Pair(NamedTuple):
@@ -369,16 +358,16 @@ class _Pair(NamedTuple):
     def elements(self) -> list[list[Any]]:
         """Of both sides, where they are lists or sets."""
         return [
-            list(getattr(side, "_unsorted_args", side.args)) if isinstance(side, FiniteSet) else []
+            list(getattr(side, "_unsorted_args", side.args)) if isinstance(side, sp.FiniteSet) else []
             for side in (self.left, self.right)
         ]
 
 
 def _kind(text: str, expression: Any) -> str:
     expression = expression.rhs if is_equation(expression) and hasattr(expression, "rhs") else expression
-    if isinstance(expression, FiniteSet):
+    if isinstance(expression, sp.FiniteSet):
         return "set" if r"\{" in text else "list"
-    return "tuple" if isinstance(expression, (Tuple, Interval)) else "other"
+    return "tuple" if isinstance(expression, (sp.Tuple, sp.Interval)) else "other"
 
 
 def _percentage(pair: _Pair) -> str | None:
@@ -413,7 +402,7 @@ def _repeated(pair: _Pair) -> bool:
 
 
 def _bracketed(pair: _Pair) -> bool:
-    tuples = all(isinstance(side, (Tuple, MatrixBase)) for side in (pair.left, pair.right))
+    tuples = all(isinstance(side, (sp.Tuple, sp.MatrixBase)) for side in (pair.left, pair.right))
     return tuples and pair.differ(re.compile(r"\[|matrix"))
 
 
@@ -421,7 +410,7 @@ def _related(pair: _Pair) -> bool:
     """Whether one side is an inequality and the other a set."""
     sides = [pair.left, pair.right]
     relations = [side for side in sides if is_relation(side) and not is_equation(side)]
-    return len(relations) == 1 and any(isinstance(side, Set) for side in sides)
+    return len(relations) == 1 and any(isinstance(side, sp.Set) for side in sides)
 
 
 def _measured(pair: _Pair) -> bool:
@@ -437,14 +426,16 @@ def _capitals(pair: _Pair) -> bool:
 def _spelled_out(pair: _Pair) -> bool:
     """Whether one side is a word, and the other its letters."""
     sides = (pair.left, pair.right), (pair.right, pair.left)
-    return any(isinstance(a, Symbol) and len(a.name) > 1 and a.name.isalpha() and isinstance(b, Mul) for a, b in sides)
+    return any(
+        isinstance(a, sp.Symbol) and len(a.name) > 1 and a.name.isalpha() and isinstance(b, sp.Mul) for a, b in sides
+    )
 
 
 def _rounded(pair: _Pair) -> bool:
-    sides = [side for side in (pair.left, pair.right) if isinstance(side, Basic)]
+    sides = [side for side in (pair.left, pair.right) if isinstance(side, sp.Basic)]
     if len(sides) < 2 or not any(map(_has_float, sides)):
         return False
-    exact = [side.xreplace({number: Rational(str(number)) for number in side.atoms(Float)}) for side in sides]
+    exact = [side.xreplace({number: sp.Rational(str(number)) for number in side.atoms(sp.Float)}) for side in sides]
     return not _equal(*exact)
 
 

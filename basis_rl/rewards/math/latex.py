@@ -206,9 +206,11 @@ class _Converter(_Latex2Sympy):
         left = self.convert_postfix(arr[i])
         if i + 1 < len(arr) and getattr(left, "is_Integer", False):
             right = self.convert_postfix_list(arr, i + 1)
-            rational = getattr(right, "is_Rational", False)
-            if rational and not _MIXED.fullmatch("".join(part.getText() for part in arr[i:])):
+            is_mixed = _MIXED.fullmatch("".join(part.getText() for part in arr[i:]))
+            if getattr(right, "is_Rational", False) and not is_mixed:
                 return self.mul_flat(left, right)
+            if is_mixed and right >= 1:
+                raise ValueError("no mixed number")
         return super().convert_postfix_list(arr, i)
 
 

@@ -86,7 +86,7 @@ def same_parts(gold: str, answer: str) -> bool | None:
 def _parts(text: str) -> tuple[list[str], str]:
     """The whole numbers between colons, and AM or PM behind them."""
     match = _PARTS.fullmatch(_AROUND_PARTS.sub("", text)) if len(text) <= _LONGEST else None
-    return (_COLON.split(match[1]), (match[2] or "").lower()) if match else ([], "")
+    return (re.findall(r"\d+", match[1]), (match[2] or "").lower()) if match else ([], "")
 
 
 def _same_value(a: Fraction, b: Fraction, exact: bool) -> bool | None:
