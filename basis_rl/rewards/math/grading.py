@@ -26,7 +26,6 @@ from basis_rl.rewards.math.latex import (
     LETTERS,
     MODULUS,
     SIGNS,
-    holds,
     normalized,
     parsed,
     readings,
@@ -287,7 +286,7 @@ def _approximates(answer: str) -> bool:
     sides = [parsed(normalized(text)) for text in texts]
     numbers = [_number(_value(side)) for side in sides]
     near = (a is not None and b is not None and abs(a - b) <= _COARSE * abs(a) for a, b in pairwise(numbers))
-    return all(map(holds, sides, texts)) and all(near)
+    return all(near)
 
 
 def _symbols_known(expected: Any, found: Any) -> bool:
