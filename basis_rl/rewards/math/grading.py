@@ -44,6 +44,7 @@ _CURRENCY = re.compile(r"\\\$|[$€£]")
 _MONEY = re.compile(r"\\\$|[€£¥₹]")
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(?:\\text\{)?\s*(\w+)")
 _RATIO = re.compile(":")
+_SQUARE = re.compile(r"\[|matrix")
 _CLOSED_AT_INFINITY = re.compile(r"\[(?:\\[,;]|[^,;\[\]])*\\infty|\\infty(?:\\[,;]|[^,;\[\]])*\]")
 
 
@@ -63,7 +64,7 @@ def grade(gold: str, answer: str, refuse: Sequence[str] = (), check: bool = Fals
         return False
     for found in readings(answer):
         if _equal(expected, found) and (check or _unsound(expected, found, gold, answer) is None):
-            pair = _Pair(gold, answer, _expression(gold), _expression(answer))
+            pair = _Pair((gold, answer), (_expression(gold), _expression(answer)))
             return gold.split() == answer.split() or not any(_RELIES_ON[name](pair) for name in refuse)
     return False
 
@@ -339,27 +340,23 @@ def _has_float(expression: Any) -> bool:
 
 
 class _Pair(NamedTuple):
-    """The two texts, and what they are read as."""
+    """Gold and answer, and what they are read as."""
 
-    gold: str
-    answer: str
-    left: Any
-    right: Any
+    texts: tuple[str, str]
+    sides: tuple[Any, Any]
 
     def differ(self, pattern: re.Pattern[str]) -> bool:
         """Whether only one of the texts has it."""
-        return bool(pattern.search(self.gold)) != bool(pattern.search(self.answer))
+        return len({bool(pattern.search(text)) for text in self.texts}) > 1
 
     def kinds(self) -> set[str]:
         """Sets, lists, tuples or others."""
-        return {_kind(self.gold, self.left), _kind(self.answer, self.right)}
+        return set(map(_kind, self.texts, self.sides))
 
     def elements(self) -> list[list[Any]]:
         """Of both sides, where they are lists or sets."""
-        return [
-            list(getattr(side, "_unsorted_args", side.args)) if isinstance(side, sp.FiniteSet) else []
-            for side in (self.left, self.right)
-        ]
+        sets = [side if isinstance(side, sp.FiniteSet) else None for side in self.sides]
+        return [list(getattr(each, "_unsorted_args", each.args)) if each else [] for each in sets]
 
 
 def _kind(text: str, expression: Any) -> str:
@@ -373,13 +370,12 @@ def _percentage(pair: _Pair) -> str | None:
     """What a percentage stands for where only one side is one, ``number`` or ``fraction``."""
     if not pair.differ(_PERCENT):
         return None
-    bare = [_expression(_PERCENT.sub("", text)) for text in (pair.gold, pair.answer)]
-    return "number" if _equal(*bare) else "fraction"
+    return "number" if _equal(*(_expression(_PERCENT.sub("", text)) for text in pair.texts)) else "fraction"
 
 
 def _equations(pair: _Pair) -> set[str]:
     """Which equations one side has, ``assignment`` or ``equation``, where the other has none."""
-    sides = [[part for part in _parts(side) if is_equation(part)] for side in (pair.left, pair.right)]
+    sides = [[part for part in _parts(side) if is_equation(part)] for side in pair.sides]
     return set() if all(sides) else {_sets(equation) for side in sides for equation in side}
 
 
@@ -391,8 +387,8 @@ def _sets(equation: Any) -> str:
 def _reordered(pair: _Pair) -> bool:
     left, right = pair.elements()
     # Plus and minus have no order.
-    listed = pair.kinds() == {"list"} and r"\pm" not in pair.gold + pair.answer and len(left) == len(right)
-    return listed and not all(_equal(a, b) for a, b in zip(left, right, strict=True))
+    listed = pair.kinds() == {"list"} and r"\pm" not in "".join(pair.texts) and len(left) == len(right)
+    return listed and not all(map(_equal, left, right))
 
 
 def _repeated(pair: _Pair) -> bool:
@@ -401,41 +397,36 @@ def _repeated(pair: _Pair) -> bool:
 
 
 def _bracketed(pair: _Pair) -> bool:
-    tuples = all(isinstance(side, (sp.Tuple, sp.MatrixBase)) for side in (pair.left, pair.right))
-    return tuples and pair.differ(re.compile(r"\[|matrix"))
+    return pair.differ(_SQUARE) and all(isinstance(side, (sp.Tuple, sp.MatrixBase)) for side in pair.sides)
 
 
 def _related(pair: _Pair) -> bool:
     """Whether one side is an inequality and the other a set."""
-    sides = [pair.left, pair.right]
-    relations = [side for side in sides if is_relation(side) and not is_equation(side)]
-    return len(relations) == 1 and any(isinstance(side, sp.Set) for side in sides)
+    relations = [side for side in pair.sides if is_relation(side) and not is_equation(side)]
+    return len(relations) == 1 and any(isinstance(side, sp.Set) for side in pair.sides)
 
 
 def _measured(pair: _Pair) -> bool:
-    left, right = (parsed(normalized(text)) for text in (pair.gold, pair.answer))
-    return left is None or right is None or pair.differ(MODULUS) or not _equal(left, right)
+    sides = [parsed(normalized(text)) for text in pair.texts]
+    return None in sides or pair.differ(MODULUS) or not _equal(*sides)
 
 
 def _capitals(pair: _Pair) -> bool:
-    left, right = (sorted(LETTERS.findall(COMMAND.sub(" ", text))) for text in (pair.gold, pair.answer))
+    left, right = (sorted(LETTERS.findall(COMMAND.sub(" ", text))) for text in pair.texts)
     return left != right and sorted(word.lower() for word in left) == sorted(word.lower() for word in right)
 
 
 def _spelled_out(pair: _Pair) -> bool:
     """Whether one side is a word, and the other its letters."""
-    sides = (pair.left, pair.right), (pair.right, pair.left)
-    return any(
-        isinstance(a, sp.Symbol) and len(a.name) > 1 and a.name.isalpha() and isinstance(b, sp.Mul) for a, b in sides
-    )
+    words = [isinstance(side, sp.Symbol) and len(side.name) > 1 and side.name.isalpha() for side in pair.sides]
+    return any(words) and any(isinstance(side, sp.Mul) for side in pair.sides)
 
 
 def _rounded(pair: _Pair) -> bool:
-    sides = [side for side in (pair.left, pair.right) if isinstance(side, sp.Basic)]
-    if len(sides) < 2 or not any(map(_has_float, sides)):
+    if not all(isinstance(side, sp.Basic) for side in pair.sides) or not any(map(_has_float, pair.sides)):
         return False
-    exact = [side.xreplace({number: sp.Rational(str(number)) for number in side.atoms(sp.Float)}) for side in sides]
-    return not _equal(*exact)
+    exact = ({number: sp.Rational(str(number)) for number in side.atoms(sp.Float)} for side in pair.sides)
+    return not _equal(*(side.xreplace(numbers) for side, numbers in zip(pair.sides, exact, strict=True)))
 
 
 _RELIES_ON: dict[str, Callable[[_Pair], bool]] = {
@@ -456,7 +447,7 @@ _RELIES_ON: dict[str, Callable[[_Pair], bool]] = {
     "case": _capitals,
     "text": _spelled_out,
     "rounding": _rounded,
-    "base": lambda pair: _BASE.findall(pair.gold) != _BASE.findall(pair.answer),
+    "base": lambda pair: _BASE.findall(pair.texts[0]) != _BASE.findall(pair.texts[1]),
     "approximation": lambda pair: pair.differ(APPROXIMATELY),
     "ratio": lambda pair: pair.differ(_RATIO),
 }
