@@ -22,6 +22,7 @@ _CHARACTERS = str.maketrans(
         "\u202f": " ", **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
         # Full-width forms, and Chinese punctuation.
         **{chr(0xFEE0 + code): chr(code) for code in range(0x21, 0x7F)}, "、": ", ", "。": ".",
+        "或": " or ", **dict.fromkeys("和且与", " and "),
         "⩽": r"\le ", "⩾": r"\ge ", "ℝ": r"\mathbb{R}", "≡": r"\equiv ",
         # Cyrillic.
         **dict(zip("аеорсухіАЕОРСХ", "aeopcyxiAEOPCX", strict=True)),
@@ -67,8 +68,6 @@ _SPEED = r"(?:[kcmd]?m|mi|ft|in|k?g|k?J|L|mL)/(?:s|sec|h|hr|min|m|L|mol)(?:\^(?:
 _BETWEEN = rf"(?:{SPACE}|[,;])*"
 _MATH_FONT = r"\\math(?:bf|rm|it|sf|normal)\s*"
 _FUNCTION = r"(?<![a-zA-Z\\])(sqrt|ln|log|lg|exp|(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc)"
-# What is in round brackets, which may hold some that hold none.
-_BRACKETED = r"\(((?:[^()]|\([^()]{0,200}\)){0,200})\)"
 _MODULO = rf"(?:\\b?mod(?![a-z])|(?:{FONT}|\\operatorname)\s*\{{\s*mod\s*\}}|(?<![a-zA-Z\\])mod(?![a-z]))"
 _INSIDE = r"(?:[^{}]|\{[^{}]*\})"
 _RELATION = r"(?:<|>|\\[lg]e(?:q|qslant)?(?![a-z]))"
@@ -81,16 +80,12 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"(?<=\\[a-zA-Z])([a-zA-Z]*)\s+(?=\{)", r"\1"),
         (r"⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda m: f"^{{{m[0].translate(_RAISED)}}}"),
         (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
-        (r"\\lbrack(?![a-zA-Z])\s*", "["),
-        (r"\\rbrack(?![a-zA-Z])", "]"),
-        (r"~=", r"\\approx "),
+        (r"\\([lr])brack(?![a-zA-Z])\s*", lambda m: "[" if m[1] == "l" else "]"),
         (r"~", " "),
         (r":=|\\coloneqq(?![a-zA-Z])", "="),
         (r"\\[bB]igg?[lrm]?(?![a-zA-Z])\s*", ""),
         # Rows of a matrix with a distance.
         (r"\\\\\s*\[[\d.]+\s*[a-z]{2}\]", r"\\\\ "),
-        (r"或者?", " or "),
-        (r"[和且与]", " and "),
         # A matrix as an array in brackets, a vector in angles.
         (r"(?:(?:\\left\s*)?[\[(]\s*)?(?<!\|)\\begin\s*\{array\}\s*\{[^{}]*\}", r"\\begin{pmatrix}"),
         (r"(?:\\left\s*)?[\[(]\s*\\begin\s*\{matrix\}", r"\\begin{pmatrix}"),
@@ -103,15 +98,12 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         # As a calculator or a program writes.
         (r"(?<=[\w)\]}])\s*\*\*\s*(?:(-?\w+)|(?=[({]))", lambda m: f"^{_braced(m[1])}"),
         (_FUNCTION + r"(?=\s*[\d(|{\\^_]|\s+[a-z](?![a-z]))", r"\\\1"),
-        (rf"\\sqrt\s*{_BRACKETED}", r"\\sqrt{\1}"),
-        (rf"\\sqrt\s*{_BRACKETED}", r"\\sqrt{\1}"),
-        (r"(?<![a-zA-Z\d)\]}])\(([^()]{1,80})\)\s*/\s*\(([^()]{1,80})\)", r"\\frac{\1}{\2}"),
+        (r"\\sqrt\s*\(((?:[^()]|\([^()]{0,200}\)){0,200})\)", r"\\sqrt{\1}"),
         (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
         (r"\\lg(?![a-z])", r"\\log_{10}"),
         # A residue; the name before it.
         (rf"{SPACE}{{0,4}}(?:{FONT}\s*\{{{SPACE}*)?\({SPACE}*{_MODULO}{SPACE}*(\w+){SPACE}*\)\s*\}}?$", r"\\pmod{\1}"),
         (r"\\pmod\s*(\w)$", r"\\pmod{\1}"),
-        (_MODULO, r"\\mod "),
         # For whom an answer holds, where that is for all; its value in brackets.
         (
             rf"(?:\\forall|{FONT}\s*\{{\s*,?\s*for (?:all|any|every|each)"
@@ -128,8 +120,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         ),
         (r"(?s)^.*(?:[<>]|\\[lg]e).*$", lambda m: _together(m[0])),
         # The name of a probability; its event may be a text that denies, P(\text{not red}) = ...
-        (r"\\(?:mathbb|operatorname)\s*\{([EP])\}", r"\1"),
-        (r"^([EP])\s*\((?=[^()]*(?:[<>|]|\\(?:text|[lg]eq?|in|mid|cap|cup)(?![a-z])))[^()]*\)\s*(?==)", r"\1"),
+        (r"^(?:\\(?:mathbb|operatorname)\s*\{)?([EP])\}?\s*[(\[][^()\[\]]*[)\]]\s*(?==)", r"\1"),
         # An introduction, and what stands behind an answer without being part of it.
         (rf"^{FONT}\s*\{{\s*(?:[Tt]he\s+)?(?:[Ff]inal\s+)?[Aa]nswer(?:\s+is)?\s*[:=]?\s*\}}\s*[:=]?(?=\s*\S)", ""),
         (r"^(?:(?:[Tt]he )?(?:final )?answer(?: is)?\s*:?\s*(?=\$)|答案?[是为]?\s*:?)", ""),
@@ -168,8 +159,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"√\s*(?:(\d+(?:\.\d+)?|[a-zA-Z])|\(([^()]*)\)|(?=\{))", lambda m: rf"\sqrt{_braced(m[1] or m[2])}"),
         (r"\^\s*\(([^()]*)\)", r"^{\1}"),
         (r"_\s*\{\s*\\(max|min)\s*\}", r"_{\1}"),
-        (rf"^({_NUMBER}){SPACE}+((?:[a-z]{{3,}}s|people|children)(?: per [a-z]+)?)$", r"\1\\text{ \2}"),
-        (rf"(?<=\d){SPACE}+({_SPEED})$", r"\\text{ \1}"),
+        (rf"^({_NUMBER}){SPACE}+((?:[a-z]{{3,}}s|people|children)(?: per [a-z]+)?|{_SPEED})$", r"\1\\text{ \2}"),
         (r"^((?:[^=<>a-zA-Z\\]|\\(?:[dt]?frac|sqrt|pi|cdot|pm)(?![a-zA-Z])|\\[ ,])*+)=\s*([a-zA-Z])$", r"\2=\1"),
         (r"(^|=\s*)([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?=$|[\s\\])", r"\1\2\\cdot 10^{\3}"),
     )
