@@ -76,6 +76,18 @@ def misread(gold: str) -> bool:
     return first is not None and first != _gold_reading(gold)
 
 
+def plain_verdict(gold: str, text: str) -> bool | None:
+    """Math-Verify's own verdict on a rollout, with its own time limits; None if it finds nothing in the gold."""
+    expected = parse(rf"\boxed{{{gold}}}")
+    return verify(expected, parse(text)) if expected else None
+
+
+def plain_answer(text: str) -> str | None:
+    """The answer that Math-Verify finds in a rollout, as it writes it; None if it finds none."""
+    found = parse(text, parsing_timeout=None)
+    return next((value for value in reversed(found) if isinstance(value, str)), None)
+
+
 def _gold_reading(gold: str) -> Any:
     """What the gold says, None if it is not a formula. Its letters are part of it: ``6m`` is not 6.
 

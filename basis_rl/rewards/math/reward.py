@@ -322,11 +322,8 @@ class MathVerifyReward(AfterThought, Reward):
         right = same_parts(gold, answer)
         if right is None:
             right = quick_verdict(gold, answer, any_case="case" not in self.refused)
-        if right is None and (refused_reading(answer) or refused_reading(gold)):
-            return False
-        if right is None and (hedged(gold, answer) or primes_differ(gold, answer)):
-            return False
-        return right
+        says_nothing = right is None and (refused_reading(answer) or refused_reading(gold))
+        return False if says_nothing or (right is None and (hedged(*pair) or primes_differ(*pair))) else right
 
 
 def _check_rules(rules: str, answer_in: str | None, allow: Collection[str] | None) -> None:
