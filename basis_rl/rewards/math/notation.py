@@ -39,6 +39,12 @@ _TRAILING = re.compile(
     rf"(?:{SPACE}|\\+|(?<![.\\\s])(?<![a-zA-Z]\.[a-zA-Z])\s*[.,;]|\\(?:text|mbox)\{{\s*[.,;]?\s*\}})\Z"
 )
 _LONGEST_END = 16
+# Every quantifier is possessive: no text is read twice.
+_LEAD = re.compile(
+    rf"[\s*_>]*+(?:{FONT}\s*\{{\s*+)?+(?:(?:so|thus|therefore|hence)\b[\s,]*+)?+(?:(?:the|my)\s++)?+"
+    r"(?:(?:final|correct)\s++)?+(?:answer\b[\s*_]*+(?:is\b|[:=])?+[\s*_:]*+|答案?[是为]?\s*+:?+)\}?[\s*_:=]*+(?=\S)",
+    re.IGNORECASE,
+)
 _QUOTED = re.compile(
     r"(?P<mark>\*\*|\*(?!\*)|__|`|\$\$?|['\"])((?:(?!(?P=mark)).)+)(?<!\\)(?P=mark)|\\\((.*)\\\)|\\\[(.*)\\\]",
     re.DOTALL,
@@ -48,19 +54,7 @@ _MOST_WRAPPERS = 8
 _STOP_IN_TEXT = re.compile(rf"({FONT}\s*\{{[^{{}}]*[^{{}}.\s])(?<![a-zA-Z]\.[a-zA-Z])\.\s*\}}\Z")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 
-_SPACED = re.compile(
-    rf"(?<![\d.,])(?<!\d\s)(?<!\\[ ,;:])([1-9]\d{{0,2}})((?:{SPACE}|\{{,\}})+)(\d{{3}})(?:\2(\d{{3}}))*"
-    rf"(?!\d|,\d|(?:{SPACE})+\d)"
-)
-_THOUSANDS = re.compile(
-    r"(^|[=$+*/(]|(?<![\\_])\{|,\s|\\(?:approx|cdot|times)(?![a-zA-Z])|\b(?:and|or)\b)(\s*[-+]?\s*)"
-    r"([1-9]\d{0,2}(?:(?:,|\{,\}|,\\!)\d{3})+)(?=$|[^\d,]|,\s)"
-)
 _NOT_ROUND = re.compile(r",(?!\s|0\d\d(?!\d))")
-_MIXED = re.compile(rf"(?<![\d./,}}])(\d{{1,9}}){SPACE}+(\d{{1,9}})\s*/\s*(\d{{1,9}})(?![\d./(])")
-_REPEATING = re.compile(
-    r"(?<![\d.,])(\d{0,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*(?:\{(\d{1,20})\}|(\d))(?!\s*[\d\\])"
-)
 _NUMBER = r"[-+]?(?:\\?\$)?\d[\d,]*(?:\.\d+)?"
 # Letters that are no units.
 _VARIABLE = r"[abcefiknopqrxyzuvBDEGIOPQRSUXYZ]|\\?pi(?![a-zA-Z])"
@@ -121,9 +115,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"(?s)^.*(?:[<>]|\\[lg]e).*$", lambda m: _together(m[0])),
         # The name of a probability; its event may be a text that denies, P(\text{not red}) = ...
         (r"^(?:\\(?:mathbb|operatorname)\s*\{)?([EP])\}?\s*[(\[][^()\[\]]*[)\]]\s*(?==)", r"\1"),
-        # An introduction, and what stands behind an answer without being part of it.
-        (rf"^{FONT}\s*\{{\s*(?:[Tt]he\s+)?(?:[Ff]inal\s+)?[Aa]nswer(?:\s+is)?\s*[:=]?\s*\}}\s*[:=]?(?=\s*\S)", ""),
-        (r"^(?:(?:[Tt]he )?(?:final )?answer(?: is)?\s*:?\s*(?=\$)|答案?[是为]?\s*:?)", ""),
+        # What stands behind an answer without being part of it.
         (r"\s*(?:\\tag\s*\{[\w*]{1,4}\}|\\checkmark(?![a-zA-Z]))\s*$", ""),
         # A factorial before an equals sign; the parser knows != alone.
         (r"(?<=[\d)}\]])!=(?!=)", "! ="),
@@ -162,6 +154,22 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (rf"^({_NUMBER}){SPACE}+((?:[a-z]{{3,}}s|people|children)(?: per [a-z]+)?|{_SPEED})$", r"\1\\text{ \2}"),
         (r"^((?:[^=<>a-zA-Z\\]|\\(?:[dt]?frac|sqrt|pi|cdot|pm)(?![a-zA-Z])|\\[ ,])*+)=\s*([a-zA-Z])$", r"\2=\1"),
         (r"(^|=\s*)([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?=$|[\s\\])", r"\1\2\\cdot 10^{\3}"),
+        # Thousands, mixed numbers, periods.
+        (
+            rf"(?<![\d.,])(?<!\d\s)(?<!\\[ ,;:])([1-9]\d{{0,2}})((?:{SPACE}|\{{,\}})+)(\d{{3}})(?:\2(\d{{3}}))*"
+            rf"(?!\d|,\d|(?:{SPACE})+\d)",
+            lambda m: re.sub(r"\D", "", re.sub(SPACE, "", m[0])),
+        ),
+        (
+            r"(^|[=$+*/(]|(?<![\\_])\{|,\s|\\(?:approx|cdot|times)(?![a-zA-Z])|\b(?:and|or)\b)(\s*[-+]?\s*)"
+            r"([1-9]\d{0,2}(?:(?:,|\{,\}|,\\!)\d{3})+)(?=$|[^\d,]|,\s)",
+            lambda m: m[1] + m[2] + _joined(m),
+        ),
+        (
+            r"(?<![\d.,])(\d{0,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*(?:\{(\d{1,20})\}|(\d))(?!\s*[\d\\])",
+            lambda m: _repeating(m),
+        ),
+        (rf"(?<![\d./,}}])(\d{{1,9}}){SPACE}+(\d{{1,9}})\s*/\s*(\d{{1,9}})(?![\d./(])", lambda m: _mixed(m)),
     )
 )
 
@@ -176,13 +184,10 @@ def normal_form(text: str) -> str:
     """
     if len(text) > _LONGEST or _PLAIN.fullmatch(text):
         return text
-    text = _bare(text.translate(_CHARACTERS))
+    text = bare(text.translate(_CHARACTERS))
     for pattern, form in _REWRITES:
         text = pattern.sub(form, text)
-    text = _SPACED.sub(lambda m: re.sub(r"\D", "", re.sub(SPACE, "", m[0])), text)
-    text = _THOUSANDS.sub(lambda m: m[1] + m[2] + _joined(m, text), text)
-    text = _MIXED.sub(_mixed, _REPEATING.sub(_repeating, text))
-    return _bare(text)
+    return bare(text)
 
 
 def text_form(text: str) -> str:
@@ -191,10 +196,10 @@ def text_form(text: str) -> str:
     return re.sub(r"(?<![a-zA-Z0-9]) | (?![a-zA-Z0-9])", "", re.sub(r"\\(?:left|right)(?![a-zA-Z])", "", text))
 
 
-def _bare(text: str) -> str:
+def bare(text: str) -> str:
     """The answer without what stands around it; each of a bounded number of steps is linear."""
     for _ in range(_MOST_WRAPPERS):
-        text = _STOP_IN_TEXT.sub(r"\1}", _trimmed(text))
+        text = _STOP_IN_TEXT.sub(r"\1}", _trimmed(_LEAD.sub("", text, count=1)))
         quoted = _QUOTED.fullmatch(text)
         inside = next((part for part in quoted.groups()[1:] if part is not None), None) if quoted else _unwrapped(text)
         if inside is None:
@@ -274,9 +279,10 @@ def _bounds(inequality: str) -> tuple[str, str, str] | None:
     return (sides[at], low, high) if len(sides) == 3 or (low and high) else None
 
 
-def _joined(match: re.Match[str], text: str) -> str:
+def _joined(match: re.Match[str]) -> str:
     """The thousands as digits; in a list or a bracket only where all are round, ``1,000``, as ``(1,200)`` is a pair."""
     plain = match[3].replace("{,}", "").replace(r",\!", "")
+    text = match.string
     listed = "," in (text[: match.start(2)] + text[match.end() :]).replace(r"\,", "") or match[1] == "("
     return plain if listed and _NOT_ROUND.search(text) else plain.replace(",", "")
 
