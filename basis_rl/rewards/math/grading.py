@@ -323,10 +323,20 @@ def _names(expression: Any) -> set[str]:
 def _near(expected: Any, found: Any, percent: bool) -> bool:
     """Whether what is equal to six decimals, or to 15 digits, is so however small it is, or one of its terms.
 
-    Of lists, intervals and vectors every element is compared with those of the other side.
+    Of lists, intervals and vectors every element is compared with those of the other side; of inequalities the bounds,
+    where the same is bounded by them.
     """
-    sides = [[_value(part) for part in _parts(side)] for side in (expected, found)]
-    return all(any(_is_near(a, b, percent) for a in sides[0]) for b in sides[1])
+    sides = [_bounds(side) or [_value(part) for part in _parts(side)] for side in (expected, found)]
+    bounded = [{part for part in side if symbols(part)} for side in sides]
+    if bounded[0] != bounded[1] and (_bounds(expected) or _bounds(found)):
+        return True
+    alike = ([(a, b) for a in sides[0] if symbols(a) == symbols(b)] for b in sides[1])
+    return all(any(_is_near(*pair, percent) for pair in pairs) for pairs in alike if pairs)
+
+
+def _bounds(value: Any) -> list[Any]:
+    """The sides of an inequality; nothing of what is none."""
+    return _sides(value) if is_relation(value) and not is_equation(value) else []
 
 
 def _is_near(expected: Any, found: Any, percent: bool) -> bool:
@@ -336,7 +346,7 @@ def _is_near(expected: Any, found: Any, percent: bool) -> bool:
         if a is None or b is None:
             return True
         return any(abs(a * by - b) <= _FINE * max(abs(a * by), abs(b)) for by in ((1, 100, 0.01) if percent else (1,)))
-    if expected == found or symbols(expected) != symbols(found) or not isinstance(expected, sp.Expr):
+    if expected == found or not isinstance(expected, sp.Expr):
         return True
     try:
         difference = (expected - found).doit()
