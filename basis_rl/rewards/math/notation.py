@@ -32,21 +32,21 @@ _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 # What is stripped from the ends, and what may stand around the whole answer: quotation marks, a font, a colour, braces.
 _LEADING = re.compile(
-    rf"(?:{SPACE}|\\(?:displaystyle|textstyle|[lL]arge|LARGE|[hH]uge|therefore|Rightarrow|implies)(?![a-zA-Z])|=(?![=/])"
+    rf"(?:{SPACE}|\\(?:displaystyle|textstyle|[lL]arge|LARGE|[hH]uge|therefore|Rightarrow|implies)(?![a-zA-Z])|=(?![=/])|\*"
     r"|\\color\s*\{[a-zA-Z]+\})*+"
 )
 _TRAILING = re.compile(
-    rf"(?:{SPACE}|\\+|(?<![.\\\s])(?<![a-zA-Z]\.[a-zA-Z])\s*[.,;]|\\(?:text|mbox)\{{\s*[.,;]?\s*\}})\Z"
+    rf"(?:{SPACE}|\\+|(?<![.\\\s])(?<![a-zA-Z]\.[a-zA-Z])\s*[.,;]|(?<!\^)\*+|\\(?:text|mbox)\{{\s*[.,;]?\s*\}})\Z"
 )
 _LONGEST_END = 16
 # Every quantifier is possessive: no text is read twice.
 _LEAD = re.compile(
-    rf"[\s*_>]*+(?:{FONT}\s*\{{\s*+)?+(?:(?:so|thus|therefore|hence)\b[\s,]*+)?+(?:(?:the|my)\s++)?+"
+    rf"\A[\s*_>]*+(?:{FONT}\s*\{{\s*+)?+(?:(?:so|thus|therefore|hence)\b[\s,]*+)?+(?:(?:the|my)\s++)?+"
     r"(?:(?:final|correct)\s++)?+(?:answer\b[\s*_]*+(?:is\b|[:=])?+[\s*_:]*+|答案?[是为]?\s*+:?+)\}?[\s*_:=]*+(?=\S)",
     re.IGNORECASE,
 )
 _QUOTED = re.compile(
-    r"(?P<mark>\*\*|\*(?!\*)|__|`|\$\$?|['\"])((?:(?!(?P=mark)).)+)(?<!\\)(?P=mark)|\\\((.*)\\\)|\\\[(.*)\\\]",
+    r"(?P<mark>__|`|\$\$?|['\"])((?:(?!(?P=mark)).)+)(?<!\\)(?P=mark)|\\\((.*)\\\)|\\\[(.*)\\\]",
     re.DOTALL,
 )
 _WRAPPER = re.compile(rf"(?:({FONT}|\\boxed|\\fbox|\\underline|\\textcolor\s*\{{\w+\}})\s*)?(?=\{{)")
