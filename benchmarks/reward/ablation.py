@@ -204,7 +204,7 @@ def rules() -> dict[str, Any]:
     rows = notation._REWRITES
     for i, (pattern, _) in enumerate(rows):
         found[f"rewrite {i}: {pattern.pattern}"] = patch.object(notation, "_REWRITES", (*rows[:i], *rows[i + 1 :]))
-    for reason in ("beside", "dots", "builder", "improper", "unit"):
+    for reason in ("beside", "dots", "builder", "unit"):
         found[f"refused: {reason}"] = _without(reading, "refused_reading", reason)
     for reason in ("chain", "interval", "infinity", "currency", "approximation", "symbol", "near"):
         found[f"unsound: {reason}"] = _without(grading, "_unsound", reason)

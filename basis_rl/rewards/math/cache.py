@@ -16,14 +16,13 @@ class Verdicts:
 
     Args:
         entries: so many at most.
-        characters: of all pairs together, at most.
+        characters: of a pair that is remembered, at most.
     """
 
-    def __init__(self, entries: int = 200_000, characters: int = 64 << 20) -> None:
+    def __init__(self, entries: int = 200_000, characters: int = 400) -> None:
         self.entries = entries
         self.characters = characters
         self._known: OrderedDict[Pair, Verdict] = OrderedDict()
-        self._size = 0
         self._lock = threading.Lock()
 
     def find(self, pairs: Iterable[Pair]) -> dict[Pair, Verdict]:
@@ -38,10 +37,8 @@ class Verdicts:
         """Add `verdicts`, and forget what was not used for the longest time until the bounds hold."""
         with self._lock:
             for pair, verdict in verdicts.items():
-                if pair not in self._known:
-                    self._size += len(pair[0]) + len(pair[1])
-                self._known[pair] = verdict
-                self._known.move_to_end(pair)
-            while self._known and (len(self._known) > self.entries or self._size > self.characters):
-                (gold, answer), _ = self._known.popitem(last=False)
-                self._size -= len(gold) + len(answer)
+                if len(pair[0]) + len(pair[1]) <= self.characters:
+                    self._known[pair] = verdict
+                    self._known.move_to_end(pair)
+            while len(self._known) > self.entries:
+                self._known.popitem(last=False)

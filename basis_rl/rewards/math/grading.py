@@ -8,32 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+import sympy as sp  # type: ignore[import-untyped]
 from latex2sympy2_extended import is_expr_of_only_symbols  # type: ignore[import-untyped]
 from latex2sympy2_extended.logic import And  # type: ignore[import-untyped]
 from math_verify import parse, verify
 from math_verify.grader import is_assignment_relation, is_equation, is_relation, take_last_relation
 from mpmath import isfinite, mpc  # type: ignore[import-untyped]
-from sympy import (  # type: ignore[import-untyped]
-    Add,
-    Basic,
-    Derivative,
-    Eq,
-    Expr,
-    FiniteSet,
-    Float,
-    Interval,
-    Limit,
-    MatrixBase,
-    MatrixExpr,
-    Mul,
-    Rational,
-    Set,
-    Symbol,
-    Tuple,
-    oo,
-)
 from sympy.concrete.expr_with_limits import ExprWithLimits  # type: ignore[import-untyped]
 from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 
@@ -43,26 +26,25 @@ from basis_rl.rewards.math.latex import (
     LETTERS,
     MODULUS,
     SIGNS,
-    holds,
     normalized,
     parsed,
     readings,
     symbols,
 )
 
-# How far the sides of an approximation sign may be apart, where no numeral says.
-_COARSE = 0.005
+# How far the sides of an approximation sign may be apart; what is graded is the left one.
+_COARSE = 0.05
 # How far numbers that are equal when rounded to six decimals.
 _FINE = 1e-3
 # To so many digits a difference of numbers without a decimal point is evaluated, to see whether it is 0.
 _DIGITS = 1_000
-_NUMERAL = re.compile(r"[-+]?(?:\d+\.(\d*)|[1-9]\d*?(0*)$|0+$)")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*(?:percent|percentage|pct)\s*\}|\b(?:percent|percentage|pct)\b)")
 _DEGREES = re.compile(r"\\circ|\\degree|°|degree")
 _CURRENCY = re.compile(r"\\\$|[$€£]")
 _MONEY = re.compile(r"\\\$|[€£¥₹]")
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(?:\\text\{)?\s*(\w+)")
 _RATIO = re.compile(":")
+_SQUARE = re.compile(r"\[|matrix")
 _CLOSED_AT_INFINITY = re.compile(r"\[(?:\\[,;]|[^,;\[\]])*\\infty|\\infty(?:\\[,;]|[^,;\[\]])*\]")
 
 
@@ -82,7 +64,7 @@ def grade(gold: str, answer: str, refuse: Sequence[str] = (), check: bool = Fals
         return False
     for found in readings(answer):
         if _equal(expected, found) and (check or _unsound(expected, found, gold, answer) is None):
-            pair = _Pair(gold, answer, _expression(gold), _expression(answer))
+            pair = _Pair((gold, answer), (_expression(gold), _expression(answer)))
             return gold.split() == answer.split() or not any(_RELIES_ON[name](pair) for name in refuse)
     return False
 
@@ -92,6 +74,18 @@ def misread(gold: str) -> bool:
     read = parse(rf"\boxed{{{gold}}}", parsing_timeout=None)
     first = next((value for value in read if not isinstance(value, str)), None)
     return first is not None and first != _gold_reading(gold)
+
+
+def plain_verdict(gold: str, text: str) -> bool | None:
+    """Math-Verify's own verdict on a rollout, with its own time limits; None if it finds nothing in the gold."""
+    expected = parse(rf"\boxed{{{gold}}}")
+    return verify(expected, parse(text)) if expected else None
+
+
+def plain_answer(text: str) -> str | None:
+    """The answer that Math-Verify finds in a rollout, as it writes it; None if it finds none."""
+    found = parse(text, parsing_timeout=None)
+    return next((value for value in reversed(found) if isinstance(value, str)), None)
 
 
 def _gold_reading(gold: str) -> Any:
@@ -109,7 +103,7 @@ def _gold_reading(gold: str) -> Any:
 
 def _equal(expected: Any, found: Any) -> bool:
     """What Math-Verify finds equal; an inequality may stand for an interval, a vector for a tuple."""
-    if all(isinstance(side, Eq) and isinstance(side.rhs, Set) for side in (expected, found)):
+    if all(isinstance(side, sp.Eq) and isinstance(side.rhs, sp.Set) for side in (expected, found)):
         # x = \\pm 2, which Math-Verify compares as texts.
         if expected.lhs != found.lhs:
             return False
@@ -130,8 +124,8 @@ def _equal(expected: Any, found: Any) -> bool:
 def _tuple_of(value: Any, other: Any) -> Any:
     """A vector as a tuple, where the other value is one, or may be."""
     vector = _value(value)
-    is_meant = isinstance(vector, MatrixBase) and 1 in vector.shape and isinstance(_value(other), (Tuple, Interval))
-    return Tuple(*vector) if is_meant else value
+    is_vector = isinstance(vector, sp.MatrixBase) and 1 in vector.shape
+    return sp.Tuple(*vector) if is_vector and isinstance(_value(other), (sp.Tuple, sp.Interval)) else value
 
 
 def _set_of(relation: Any) -> Any:
@@ -143,18 +137,22 @@ def _set_of(relation: Any) -> Any:
 
 
 def _apart(expected: Any, found: Any) -> bool:
-    """Whether two expressions in the same symbols differ at one point by so much that no rule of equality holds.
+    """Whether two expressions differ at one point by so much that no rule of equality holds, or one is an interval.
 
     Math-Verify would compare numbers to six decimals, and then simplify the difference, which takes most of its time
     for wrong answers. Percentages, integrals, sums and limits are not evaluated here, but left to it.
     """
-    for side in (expected, found):
-        if not isinstance(side, Expr) or isinstance(side, MatrixExpr) or side.has(ExprWithLimits, Derivative, Limit):
-            return False
-    letters = sorted(symbols(expected), key=str)
-    if set(letters) != symbols(found):
+    sides = (expected, found)
+    if any(isinstance(side, (sp.Interval, sp.Union)) for side in sides) and any(map(_is_formula, sides)):
+        return True
+    if not all(map(_is_formula, sides)) or any(side.has(ExprWithLimits, sp.Derivative, sp.Limit) for side in sides):
         return False
-    point = {symbol: 1.3 + 0.37 * i for i, symbol in enumerate(letters)}
+    known = symbols(expected)
+    used = symbols(found)
+    # Letters that are only on the other side may be the same in capitals, as Euler's number and E are.
+    if (known - used and used - known) or {"e", "E"} & {symbol.name for symbol in known ^ used}:
+        return False
+    point = {symbol: 1.3 + 0.37 * i for i, symbol in enumerate(sorted(known | used, key=str))}
     a = _number(expected, point)
     b = _number(found, point)
     if a is None or b is None or not (isfinite(a) and isfinite(b)):
@@ -181,17 +179,17 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
     whole = is_equation(expected)
     written = {side.strip() for side in answer.split("=")}
     # 120/2 = 60, which is read as 60 = 60.
-    says = isinstance(found, Basic) and not whole and len(written) > 1
+    says = isinstance(found, sp.Basic) and not whole and len(written) > 1
     if not all(_consistent(part, whole, says) for part in _parts(found)):
         return "chain"
     for side, other in ((expected, found), (found, expected)):
-        if is_relation(side) and not is_equation(side) and isinstance(_value(other), FiniteSet):
+        if is_relation(side) and not is_equation(side) and isinstance(_value(other), sp.FiniteSet):
             return "interval"
-    if "[" in answer.replace(r"\sqrt[", "") and not found.has(Interval, Tuple) and found.has(Set):
+    if "[" in answer.replace(r"\sqrt[", "") and not found.has(sp.Interval, sp.Tuple) and found.has(sp.Set):
         return "interval"
     if _CLOSED_AT_INFINITY.search(answer) and not _CLOSED_AT_INFINITY.search(gold):
         return "infinity"
-    if isinstance(found, FiniteSet) and found.has(oo, -oo) and not isinstance(expected, FiniteSet):
+    if isinstance(found, sp.FiniteSet) and found.has(sp.oo, -sp.oo) and not isinstance(expected, sp.FiniteSet):
         return "infinity"
     if any(len({*label.findall(gold), *label.findall(answer)}) > 1 for label in (_MONEY, MODULUS)):
         return "currency"
@@ -200,17 +198,27 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
     if not _symbols_known(expected, found):
         return "symbol"
     # Math-Verify takes a sum of letters for a name, whose value is the right side: the 0 says nothing of the equation.
-    if isinstance(expected, Eq) and isinstance(expected.lhs, Add) and expected.rhs == 0 and not is_relation(found):
+    if (
+        isinstance(expected, sp.Eq)
+        and isinstance(expected.lhs, sp.Add)
+        and expected.rhs == 0
+        and not is_relation(found)
+    ):
         return "symbol"
     # Two equations with other left sides need not have the same right sides.
-    if whole and isinstance(found, Eq) and getattr(expected, "lhs", None) != found.lhs:
+    if whole and isinstance(found, sp.Eq) and getattr(expected, "lhs", None) != found.lhs:
         return None
     percent = bool(_PERCENT.search(gold)) != bool(_PERCENT.search(answer))
     return None if _near(_value(expected), _value(found), percent) else "near"
 
 
 def _parts(expression: Any) -> list[Any]:
-    return list(expression.args) if isinstance(expression, (FiniteSet, Tuple)) else [expression]
+    """What is in a list, a set, a vector or an interval; else the expression itself."""
+    if isinstance(expression, sp.Interval):
+        return [expression.start, expression.end]
+    if isinstance(expression, sp.MatrixBase):
+        return list(expression)
+    return list(expression.args) if isinstance(expression, (sp.FiniteSet, sp.Tuple)) else [expression]
 
 
 def _value(expression: Any) -> Any:
@@ -237,17 +245,17 @@ def _consistent(relation: Any, equation: bool = False, says: bool = False) -> bo
 
 def _with_values(side: Any, sides: Sequence[Any], last: Any) -> Any:
     """A side of a chain with the value of every letter that is itself a side of it: ``7x = x = 5`` says ``35 = 5``."""
-    if not isinstance(side, Expr) or isinstance(side, (Symbol, MatrixExpr)) or side.has(AppliedUndef):
+    known = {name: last for name in sides if isinstance(name, sp.Symbol)}
+    if not known or side in known or not (_is_formula(side) and _is_formula(last)) or side.has(AppliedUndef):
         return side
-    known = {name: last for name in sides if isinstance(name, Symbol) and isinstance(last, Expr)}
-    return side if isinstance(last, MatrixExpr) else side.subs(known)
+    return side.subs(known)
 
 
 def _is_name(side: Any, last: Any) -> bool:
     """Whether a side says what the last side of a chain is the value of; so may an integral or a sum."""
-    if isinstance(side, Basic) and side.has(AppliedUndef, ExprWithLimits, Limit):
+    if isinstance(side, sp.Basic) and side.has(AppliedUndef, ExprWithLimits, sp.Limit):
         return True
-    return not (symbols(side) <= symbols(last)) or (isinstance(side, Symbol) and side == last)
+    return not (symbols(side) <= symbols(last)) or (isinstance(side, sp.Symbol) and side == last)
 
 
 def _says_nothing(expression: Any) -> bool:
@@ -272,10 +280,13 @@ def _number(expression: Any, point: Mapping[Any, float] | None = None) -> Any:
         return None
 
 
-def _is_number(expression: Any) -> bool:
-    if not isinstance(expression, Expr) or isinstance(expression, MatrixExpr):
-        return False
-    return not expression.free_symbols and not expression.has(AppliedUndef)
+def _is_formula(value: Any) -> bool:
+    """Whether it is a number, or would be one with numbers for its letters."""
+    return isinstance(value, sp.Expr) and not isinstance(value, sp.MatrixExpr)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_formula(value) and not value.free_symbols and not value.has(AppliedUndef)
 
 
 def _approximates(answer: str) -> bool:
@@ -287,20 +298,8 @@ def _approximates(answer: str) -> bool:
         return True
     sides = [parsed(normalized(text)) for text in texts]
     numbers = [_number(_value(side)) for side in sides]
-    return all(map(holds, sides, texts)) and all(
-        a is not None and b is not None and abs(a - b) <= _rounding_of(text, abs(a))
-        for a, b, text in zip(numbers, numbers[1:], texts[1:], strict=False)
-    )
-
-
-def _rounding_of(text: str, size: float) -> float:
-    """How far a number of this size may be from what is written behind an approximation sign: half its last digit."""
-    match = _NUMERAL.match(normalized(text).strip())
-    if match is None:
-        return _COARSE * size
-    if match[1] is not None:
-        return 0.5001 * 10.0 ** -len(match[1])
-    return 0.5001 * 10.0 ** len(match[2] or "")
+    near = (a is not None and b is not None and abs(a - b) <= _COARSE * abs(a) for a, b in pairwise(numbers))
+    return all(near)
 
 
 def _symbols_known(expected: Any, found: Any) -> bool:
@@ -311,31 +310,33 @@ def _symbols_known(expected: Any, found: Any) -> bool:
         return True
     known, used = ({name.lower() for part in side for name in _names(part)} for side in sides)
     # A word is one symbol in \\text{}, and as many as it has letters outside; E and e may be Euler's number.
-    words = any(isinstance(side, Symbol) and len(side.name) > 1 for side in (expected, found))
+    words = any(isinstance(side, sp.Symbol) and len(side.name) > 1 for side in (expected, found))
     return used <= known | {"e"} or words
 
 
 def _names(expression: Any) -> set[str]:
     """Of symbols and of unknown functions: ``0 f(7)`` is 0 whatever f is."""
-    applied = expression.atoms(AppliedUndef) if isinstance(expression, Basic) else ()
+    applied = expression.atoms(AppliedUndef) if isinstance(expression, sp.Basic) else ()
     return {str(symbol) for symbol in symbols(expression)} | {str(function.func) for function in applied}
 
 
 def _near(expected: Any, found: Any, percent: bool) -> bool:
     """Whether what is equal to six decimals, or to 15 digits, is so however small it is, or one of its terms.
 
-    Of lists, intervals and vectors every element is compared with those of the other side.
+    Of lists, intervals and vectors every element is compared with those of the other side; of inequalities the bounds,
+    where the same is bounded by them.
     """
-    sides = [_elements_of(side) for side in (expected, found)]
-    return all(any(_is_near(a, b, percent) for a in sides[0]) for b in sides[1])
+    sides = [_bounds(side) or [_value(part) for part in _parts(side)] for side in (expected, found)]
+    bounded = [{part for part in side if symbols(part)} for side in sides]
+    if bounded[0] != bounded[1] and (_bounds(expected) or _bounds(found)):
+        return True
+    alike = ([(a, b) for a in sides[0] if symbols(a) == symbols(b)] for b in sides[1])
+    return all(any(_is_near(*pair, percent) for pair in pairs) for pairs in alike if pairs)
 
 
-def _elements_of(value: Any) -> list[Any]:
-    if isinstance(value, Interval):
-        return [value.start, value.end]
-    if isinstance(value, MatrixBase):
-        return list(value)
-    return [_value(part) for part in _parts(value)]
+def _bounds(value: Any) -> list[Any]:
+    """The sides of an inequality; nothing of what is none."""
+    return _sides(value) if is_relation(value) and not is_equation(value) else []
 
 
 def _is_near(expected: Any, found: Any, percent: bool) -> bool:
@@ -345,11 +346,11 @@ def _is_near(expected: Any, found: Any, percent: bool) -> bool:
         if a is None or b is None:
             return True
         return any(abs(a * by - b) <= _FINE * max(abs(a * by), abs(b)) for by in ((1, 100, 0.01) if percent else (1,)))
-    if expected == found or symbols(expected) != symbols(found) or not isinstance(expected, Expr):
+    if expected == found or not isinstance(expected, sp.Expr):
         return True
     try:
         difference = (expected - found).doit()
-        point = {symbol: Rational(13 + 4 * i, 10) for i, symbol in enumerate(sorted(symbols(difference), key=str))}
+        point = {symbol: sp.Rational(13 + 4 * i, 10) for i, symbol in enumerate(sorted(symbols(difference), key=str))}
         return bool(difference.subs(point).evalf(3, maxn=_DIGITS, strict=True) == 0)
     except Exception:
         # It cannot be told from 0, or is no number.
@@ -357,51 +358,46 @@ def _is_near(expected: Any, found: Any, percent: bool) -> bool:
 
 
 def _has_float(expression: Any) -> bool:
-    return bool(expression.atoms(Float))
+    return bool(expression.atoms(sp.Float))
 
 
 class _Pair(NamedTuple):
-    """The two texts, and what they are read as."""
+    """Gold and answer, and what they are read as."""
 
-    gold: str
-    answer: str
-    left: Any
-    right: Any
+    texts: tuple[str, str]
+    sides: tuple[Any, Any]
 
     def differ(self, pattern: re.Pattern[str]) -> bool:
         """Whether only one of the texts has it."""
-        return bool(pattern.search(self.gold)) != bool(pattern.search(self.answer))
+        return len({bool(pattern.search(text)) for text in self.texts}) > 1
 
     def kinds(self) -> set[str]:
         """Sets, lists, tuples or others."""
-        return {_kind(self.gold, self.left), _kind(self.answer, self.right)}
+        return set(map(_kind, self.texts, self.sides))
 
     def elements(self) -> list[list[Any]]:
         """Of both sides, where they are lists or sets."""
-        return [
-            list(getattr(side, "_unsorted_args", side.args)) if isinstance(side, FiniteSet) else []
-            for side in (self.left, self.right)
-        ]
+        sets = [side if isinstance(side, sp.FiniteSet) else None for side in self.sides]
+        return [list(getattr(each, "_unsorted_args", each.args)) if each else [] for each in sets]
 
 
 def _kind(text: str, expression: Any) -> str:
     expression = expression.rhs if is_equation(expression) and hasattr(expression, "rhs") else expression
-    if isinstance(expression, FiniteSet):
+    if isinstance(expression, sp.FiniteSet):
         return "set" if r"\{" in text else "list"
-    return "tuple" if isinstance(expression, (Tuple, Interval)) else "other"
+    return "tuple" if isinstance(expression, (sp.Tuple, sp.Interval)) else "other"
 
 
 def _percentage(pair: _Pair) -> str | None:
     """What a percentage stands for where only one side is one, ``number`` or ``fraction``."""
     if not pair.differ(_PERCENT):
         return None
-    bare = [_expression(_PERCENT.sub("", text)) for text in (pair.gold, pair.answer)]
-    return "number" if _equal(*bare) else "fraction"
+    return "number" if _equal(*(_expression(_PERCENT.sub("", text)) for text in pair.texts)) else "fraction"
 
 
 def _equations(pair: _Pair) -> set[str]:
     """Which equations one side has, ``assignment`` or ``equation``, where the other has none."""
-    sides = [[part for part in _parts(side) if is_equation(part)] for side in (pair.left, pair.right)]
+    sides = [[part for part in _parts(side) if is_equation(part)] for side in pair.sides]
     return set() if all(sides) else {_sets(equation) for side in sides for equation in side}
 
 
@@ -413,8 +409,8 @@ def _sets(equation: Any) -> str:
 def _reordered(pair: _Pair) -> bool:
     left, right = pair.elements()
     # Plus and minus have no order.
-    listed = pair.kinds() == {"list"} and r"\pm" not in pair.gold + pair.answer and len(left) == len(right)
-    return listed and not all(_equal(a, b) for a, b in zip(left, right, strict=True))
+    listed = pair.kinds() == {"list"} and r"\pm" not in "".join(pair.texts) and len(left) == len(right)
+    return listed and not all(map(_equal, left, right))
 
 
 def _repeated(pair: _Pair) -> bool:
@@ -423,39 +419,36 @@ def _repeated(pair: _Pair) -> bool:
 
 
 def _bracketed(pair: _Pair) -> bool:
-    tuples = all(isinstance(side, (Tuple, MatrixBase)) for side in (pair.left, pair.right))
-    return tuples and pair.differ(re.compile(r"\[|matrix"))
+    return pair.differ(_SQUARE) and all(isinstance(side, (sp.Tuple, sp.MatrixBase)) for side in pair.sides)
 
 
 def _related(pair: _Pair) -> bool:
     """Whether one side is an inequality and the other a set."""
-    sides = [pair.left, pair.right]
-    relations = [side for side in sides if is_relation(side) and not is_equation(side)]
-    return len(relations) == 1 and any(isinstance(side, Set) for side in sides)
+    relations = [side for side in pair.sides if is_relation(side) and not is_equation(side)]
+    return len(relations) == 1 and any(isinstance(side, sp.Set) for side in pair.sides)
 
 
 def _measured(pair: _Pair) -> bool:
-    left, right = (parsed(normalized(text)) for text in (pair.gold, pair.answer))
-    return left is None or right is None or pair.differ(MODULUS) or not _equal(left, right)
+    sides = [parsed(normalized(text)) for text in pair.texts]
+    return None in sides or pair.differ(MODULUS) or not _equal(*sides)
 
 
 def _capitals(pair: _Pair) -> bool:
-    left, right = (sorted(LETTERS.findall(COMMAND.sub(" ", text))) for text in (pair.gold, pair.answer))
+    left, right = (sorted(LETTERS.findall(COMMAND.sub(" ", text))) for text in pair.texts)
     return left != right and sorted(word.lower() for word in left) == sorted(word.lower() for word in right)
 
 
 def _spelled_out(pair: _Pair) -> bool:
     """Whether one side is a word, and the other its letters."""
-    sides = (pair.left, pair.right), (pair.right, pair.left)
-    return any(isinstance(a, Symbol) and len(a.name) > 1 and a.name.isalpha() and isinstance(b, Mul) for a, b in sides)
+    words = [isinstance(side, sp.Symbol) and len(side.name) > 1 and side.name.isalpha() for side in pair.sides]
+    return any(words) and any(isinstance(side, sp.Mul) for side in pair.sides)
 
 
 def _rounded(pair: _Pair) -> bool:
-    sides = [side for side in (pair.left, pair.right) if isinstance(side, Basic)]
-    if len(sides) < 2 or not any(map(_has_float, sides)):
+    if not all(isinstance(side, sp.Basic) for side in pair.sides) or not any(map(_has_float, pair.sides)):
         return False
-    exact = [side.xreplace({number: Rational(str(number)) for number in side.atoms(Float)}) for side in sides]
-    return not _equal(*exact)
+    exact = ({number: sp.Rational(str(number)) for number in side.atoms(sp.Float)} for side in pair.sides)
+    return not _equal(*(side.xreplace(numbers) for side, numbers in zip(pair.sides, exact, strict=True)))
 
 
 _RELIES_ON: dict[str, Callable[[_Pair], bool]] = {
@@ -476,7 +469,7 @@ _RELIES_ON: dict[str, Callable[[_Pair], bool]] = {
     "case": _capitals,
     "text": _spelled_out,
     "rounding": _rounded,
-    "base": lambda pair: _BASE.findall(pair.gold) != _BASE.findall(pair.answer),
+    "base": lambda pair: _BASE.findall(pair.texts[0]) != _BASE.findall(pair.texts[1]),
     "approximation": lambda pair: pair.differ(APPROXIMATELY),
     "ratio": lambda pair: pair.differ(_RATIO),
 }

@@ -10,10 +10,11 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from antlr4.atn.PredictionMode import PredictionMode  # type: ignore[import-untyped]
 from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy, normalize_latex  # type: ignore[import-untyped]
 from math_verify.grader import should_treat_as_complex
-from sympy import Basic, Derivative, E, I, Mul, Symbol, evaluate, nan, srepr, zoo  # type: ignore[import-untyped]
+from sympy import Basic, E, Expr, I, Integer, MatrixBase, Mul, Symbol, evaluate, nan, zoo  # type: ignore[import-untyped]
 
 # Math-Verify's own settings for what is in a box, in two steps: what is a unit is seen after the first.
 _UNITS_KEPT = NormalizationConfig(units=False, boxed="none")
@@ -47,17 +48,13 @@ _UNIT_COMMANDS = {
 }  # fmt: skip
 _QUANTITY = re.compile(r"\d|\\(?:pi|infty)(?![a-zA-Z])")
 _IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])")
-_MIXED = re.compile(r"\d+\\[dt]?frac\{?\d+\}?\{?\d+\}?")
+_MIXED = re.compile(r"\d+\\[dt]?frac\{?(\d+)\}?\{?(\d+)\}?")
 APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-zA-Z])|\\simeq(?![a-zA-Z])|≈")
-_NAMES = re.compile(r"\\(?:begin|end|[a-zA-Z]*text[a-zA-Z]*|math[a-z]+|mbox|operatorname)\s*\{[^{}]*\}|\\[a-zA-Z]+")
 COMMAND = re.compile(r"\\[a-zA-Z]+")
 LETTERS = re.compile(r"[a-zA-Z]+")
 _WORDS = re.compile(
     r"(\\(?:text|mbox)\s*\{\s*)?\(?((?!.*\b(?:inf|infinity|and|or)\b)(?=.*(?:[a-zA-Z]{3}|ii))[a-zA-Z ]+)\)?\s*(?(1)\})"
 )
-_NUMERALS = re.compile(r"(?<![\d.])\d+(?![\d.])")
-# Reduced fractions; indices.
-_VALUES = re.compile(r"\{\s*\d+\s*\}\s*\{\s*\d+\s*\}|\d+\s*/\s*\d+|_\s*\{?\d+\}?")
 
 
 # Rollouts of one problem come together: its gold is parsed once.
@@ -82,10 +79,7 @@ def readings(text: str, letters_are_units: bool = True) -> tuple[Any, ...]:
     is_unit = bool(tail) and _is_unit(tail, letters=letters_are_units and not symbols(short))
     is_unit = is_unit and (not letters_are_units or _QUANTITY.search(stripped) is not None)
     found = [short, kept] if short is not None and is_unit else [kept]
-    found = [reading for reading in found if reading is not None]
-    if not letters_are_units:
-        found = [reading for reading in found if holds(reading, stripped if reading is short else whole)]
-    return tuple(found)
+    return tuple(reading for reading in found if reading is not None)
 
 
 def normalized(text: str) -> str:
@@ -122,73 +116,64 @@ def _common(one: str, other: str) -> str:
     return one[:end]
 
 
-def holds(reading: Any, text: str) -> bool:
-    """Whether a reading contains every numeral and every letter of a text, except letters of words and commands.
-
-    Numerals are only asked for where there are letters: of numbers the value is read.
-    """
-    # Of x \\approx 2 the number is meant.
-    if APPROXIMATELY.search(text):
-        return True
-    if symbols(reading):
-        said = _NUMERALS.findall(_VALUES.sub(" ", _NAMES.sub(" ", text)))
-        if not {numeral.lstrip("0") or "0" for numeral in said} <= set(re.findall(r"\d+", srepr(reading))):
-            return False
-    letters = {letter for word in LETTERS.findall(_NAMES.sub(" ", text)) if len(word) < 3 for letter in word.lower()}
-    held = f"{reading} {symbols(reading)}".lower()
-    # The letter of a differential is no variable.
-    return all(letter in held for letter in letters - {"e", "i"} - ({"d"} if r"\int" in text else set()))
-
-
 def parsed(text: str) -> Any:
     """The expression of a normalized text, None where it is no LaTeX formula as a whole, or not a number (``1/0``)."""
     try:
         # Of i the parser knows only sometimes what it is, and makes other symbols of all letters beside it.
         real = not should_treat_as_complex(_IMAGINARY.sub("", text))
-        read = _Converter(None, real, False, config=ConversionConfig()).parse(text)
+        read = _converted(text, real)
         if isinstance(read, Basic):
             # So that the letters of a - a stay.
             with evaluate(False):
                 read = read.xreplace({symbol: I for symbol in symbols(read) if symbol.name == "i"})
-        lost = read in (nan, zoo) or (isinstance(read, Basic) and read.has(nan, zoo)) or _lost_derivative(read)
-        return None if lost else read
+        return None if read in (nan, zoo) or (isinstance(read, Basic) and read.has(nan, zoo)) else read
     except Exception:
         # Whatever the parser and sympy raise for what a model wrote.
         return None
 
 
+def _converted(text: str, real: bool) -> Any:
+    """What the parser makes of a text.
+
+    It first predicts without context, which is several times as fast, and has the same result if it finds no error.
+    """
+    try:
+        return _Converter(None, real, False, config=ConversionConfig(), mode=PredictionMode.SLL).parse(text)
+    except Exception:
+        return _Converter(None, real, False, config=ConversionConfig()).parse(text)
+
+
 class _Converter(_Latex2Sympy):
     r"""The parser, but only a numeral before a fraction of numerals is a mixed number: ``(4)(5)`` is 20 here, not 9.
 
-    `latex2sympy` has no option for it. What was converted is kept, so that no part is converted twice.
+    `latex2sympy` has no option for it.
     """
 
-    def convert_postfix(self, postfix: Any) -> Any:
-        known = self.__dict__.setdefault("_converted", {})
-        if postfix not in known:
-            known[postfix] = super().convert_postfix(postfix)
-        return known[postfix]
+    def __init__(self, *args: Any, mode: PredictionMode | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.mode = mode
+
+    def create_parser(self, latex_str: str) -> Any:
+        parser = super().create_parser(latex_str)
+        if self.mode is not None:
+            parser._interp.predictionMode = self.mode
+        return parser
+
+    def parse_number(self, text: str) -> Any:
+        # Without sympy's parser, which compiles Python for it.
+        digits = text.replace(",", "")
+        return Integer(digits) if digits.isdecimal() and digits.isascii() else super().parse_number(text)
 
     def convert_postfix_list(self, arr: Any, i: int = 0) -> Any:
-        known = self.__dict__.setdefault("_listed", {})
-        if arr[i] not in known:
-            known[arr[i]] = self._product(arr, i)
-        return known[arr[i]]
-
-    def _product(self, arr: Any, i: int) -> Any:
-        left = self.convert_postfix(arr[i])
-        if i + 1 < len(arr) and getattr(left, "is_Integer", False):
-            right = self.convert_postfix_list(arr, i + 1)
-            rational = getattr(right, "is_Rational", False)
-            if rational and not _MIXED.fullmatch("".join(part.getText() for part in arr[i:])):
-                return self.mul_flat(left, right)
-        return super().convert_postfix_list(arr, i)
-
-
-def _lost_derivative(read: Any) -> bool:
-    r"""Whether one of ``\frac{dv}{dt}`` is in it: 0 to sympy, for which v does not depend on t."""
-    derivatives = read.atoms(Derivative) if isinstance(read, Basic) else ()
-    return any(not derivative.expr.has(*derivative.variables) for derivative in derivatives)
+        mixed = _MIXED.fullmatch("".join(part.getText() for part in arr[i:]))
+        if mixed is not None and int(mixed[1]) >= int(mixed[2]):
+            raise ValueError("no mixed number")
+        left = None if mixed or i + 1 == len(arr) else self.convert_postfix(arr[i])
+        if not isinstance(left, (Expr, MatrixBase)):
+            return super().convert_postfix_list(arr, i)
+        right = self.convert_postfix_list(arr, i + 1)
+        is_matrix = any(getattr(side, "is_Matrix", False) for side in (left, right))
+        return self.mat_mul_flat(left, right) if is_matrix else self.mul_flat(left, right)
 
 
 def symbols(expression: Any) -> set[Any]:

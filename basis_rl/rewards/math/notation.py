@@ -11,6 +11,7 @@ from collections.abc import Callable
 SPACE = r"(?:\s|~|\\[ ,;:>!]|\\q?quad(?![a-zA-Z])|\\(?:thin|med|thick)space(?![a-zA-Z]))"
 FONT = r"\\(?:(?:math|text)(?:bf|rm|it|sf|tt|normal)|text|mbox|textnormal|boldsymbol|bm|pmb)"
 _LONGEST = 10_000
+_PLAIN = re.compile(r"-?\d+(?:\.\d+)?|[a-zA-Z]", re.ASCII)
 
 _CHARACTERS = str.maketrans(
     {
@@ -21,6 +22,7 @@ _CHARACTERS = str.maketrans(
         "\u202f": " ", **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
         # Full-width forms, and Chinese punctuation.
         **{chr(0xFEE0 + code): chr(code) for code in range(0x21, 0x7F)}, "、": ", ", "。": ".",
+        "或": " or ", **dict.fromkeys("和且与", " and "),
         "⩽": r"\le ", "⩾": r"\ge ", "ℝ": r"\mathbb{R}", "≡": r"\equiv ",
         # Cyrillic.
         **dict(zip("аеорсухіАЕОРСХ", "aeopcyxiAEOPCX", strict=True)),
@@ -30,15 +32,21 @@ _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 # What is stripped from the ends, and what may stand around the whole answer: quotation marks, a font, a colour, braces.
 _LEADING = re.compile(
-    rf"(?:{SPACE}|\\(?:displaystyle|textstyle|[lL]arge|LARGE|[hH]uge|therefore|Rightarrow|implies)(?![a-zA-Z])|=(?![=/])"
+    rf"(?:{SPACE}|\\(?:displaystyle|textstyle|[lL]arge|LARGE|[hH]uge|therefore|Rightarrow|implies)(?![a-zA-Z])|=(?![=/])|\*"
     r"|\\color\s*\{[a-zA-Z]+\})*+"
 )
 _TRAILING = re.compile(
-    rf"(?:{SPACE}|\\+|(?<![.\\\s])(?<![a-zA-Z]\.[a-zA-Z])\s*[.,;]|\\(?:text|mbox)\{{\s*[.,;]?\s*\}})\Z"
+    rf"(?:{SPACE}|\\+|(?<![.\\\s])(?<![a-zA-Z]\.[a-zA-Z])\s*[.,;]|(?<!\^)\*+|\\(?:text|mbox)\{{\s*[.,;]?\s*\}})\Z"
 )
 _LONGEST_END = 16
+# Every quantifier is possessive: no text is read twice.
+_LEAD = re.compile(
+    rf"\A[\s*_>]*+(?:{FONT}\s*\{{\s*+)?+(?:(?:so|thus|therefore|hence)\b[\s,]*+)?+(?:(?:the|my)\s++)?+"
+    r"(?:(?:final|correct)\s++)?+(?:answer\b[\s*_]*+(?:is\b|[:=])?+[\s*_:]*+|答案?[是为]?\s*+:?+)\}?[\s*_:=]*+(?=\S)",
+    re.IGNORECASE,
+)
 _QUOTED = re.compile(
-    r"(?P<mark>\*\*|\*(?!\*)|__|`|\$\$?|['\"])((?:(?!(?P=mark)).)+)(?<!\\)(?P=mark)|\\\((.*)\\\)|\\\[(.*)\\\]",
+    r"(?P<mark>__|`|\$\$?|['\"])((?:(?!(?P=mark)).)+)(?<!\\)(?P=mark)|\\\((.*)\\\)|\\\[(.*)\\\]",
     re.DOTALL,
 )
 _WRAPPER = re.compile(rf"(?:({FONT}|\\boxed|\\fbox|\\underline|\\textcolor\s*\{{\w+\}})\s*)?(?=\{{)")
@@ -46,19 +54,7 @@ _MOST_WRAPPERS = 8
 _STOP_IN_TEXT = re.compile(rf"({FONT}\s*\{{[^{{}}]*[^{{}}.\s])(?<![a-zA-Z]\.[a-zA-Z])\.\s*\}}\Z")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 
-_SPACED = re.compile(
-    rf"(?<![\d.,])(?<!\d\s)(?<!\\[ ,;:])([1-9]\d{{0,2}})((?:{SPACE}|\{{,\}})+)(\d{{3}})(?:\2(\d{{3}}))*"
-    rf"(?!\d|,\d|(?:{SPACE})+\d)"
-)
-_THOUSANDS = re.compile(
-    r"(^|[=$+*/(]|(?<![\\_])\{|,\s|\\(?:approx|cdot|times)(?![a-zA-Z])|\b(?:and|or)\b)(\s*[-+]?\s*)"
-    r"([1-9]\d{0,2}(?:(?:,|\{,\}|,\\!)\d{3})+)(?=$|[^\d,]|,\s)"
-)
 _NOT_ROUND = re.compile(r",(?!\s|0\d\d(?!\d))")
-_MIXED = re.compile(rf"(?<![\d./,}}])(\d{{1,9}}){SPACE}+(\d{{1,9}})\s*/\s*(\d{{1,9}})(?![\d./(])")
-_REPEATING = re.compile(
-    r"(?<![\d.,])(\d{0,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*(?:\{(\d{1,20})\}|(\d))(?!\s*[\d\\])"
-)
 _NUMBER = r"[-+]?(?:\\?\$)?\d[\d,]*(?:\.\d+)?"
 # Letters that are no units.
 _VARIABLE = r"[abcefiknopqrxyzuvBDEGIOPQRSUXYZ]|\\?pi(?![a-zA-Z])"
@@ -66,8 +62,6 @@ _SPEED = r"(?:[kcmd]?m|mi|ft|in|k?g|k?J|L|mL)/(?:s|sec|h|hr|min|m|L|mol)(?:\^(?:
 _BETWEEN = rf"(?:{SPACE}|[,;])*"
 _MATH_FONT = r"\\math(?:bf|rm|it|sf|normal)\s*"
 _FUNCTION = r"(?<![a-zA-Z\\])(sqrt|ln|log|lg|exp|(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc)"
-# What is in round brackets, which may hold some that hold none.
-_BRACKETED = r"\(((?:[^()]|\([^()]{0,200}\)){0,200})\)"
 _MODULO = rf"(?:\\b?mod(?![a-z])|(?:{FONT}|\\operatorname)\s*\{{\s*mod\s*\}}|(?<![a-zA-Z\\])mod(?![a-z]))"
 _INSIDE = r"(?:[^{}]|\{[^{}]*\})"
 _RELATION = r"(?:<|>|\\[lg]e(?:q|qslant)?(?![a-z]))"
@@ -80,16 +74,12 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"(?<=\\[a-zA-Z])([a-zA-Z]*)\s+(?=\{)", r"\1"),
         (r"⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda m: f"^{{{m[0].translate(_RAISED)}}}"),
         (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
-        (r"\\lbrack(?![a-zA-Z])\s*", "["),
-        (r"\\rbrack(?![a-zA-Z])", "]"),
-        (r"~=", r"\\approx "),
+        (r"\\([lr])brack(?![a-zA-Z])\s*", lambda m: "[" if m[1] == "l" else "]"),
         (r"~", " "),
         (r":=|\\coloneqq(?![a-zA-Z])", "="),
         (r"\\[bB]igg?[lrm]?(?![a-zA-Z])\s*", ""),
         # Rows of a matrix with a distance.
         (r"\\\\\s*\[[\d.]+\s*[a-z]{2}\]", r"\\\\ "),
-        (r"或者?", " or "),
-        (r"[和且与]", " and "),
         # A matrix as an array in brackets, a vector in angles.
         (r"(?:(?:\\left\s*)?[\[(]\s*)?(?<!\|)\\begin\s*\{array\}\s*\{[^{}]*\}", r"\\begin{pmatrix}"),
         (r"(?:\\left\s*)?[\[(]\s*\\begin\s*\{matrix\}", r"\\begin{pmatrix}"),
@@ -102,15 +92,12 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         # As a calculator or a program writes.
         (r"(?<=[\w)\]}])\s*\*\*\s*(?:(-?\w+)|(?=[({]))", lambda m: f"^{_braced(m[1])}"),
         (_FUNCTION + r"(?=\s*[\d(|{\\^_]|\s+[a-z](?![a-z]))", r"\\\1"),
-        (rf"\\sqrt\s*{_BRACKETED}", r"\\sqrt{\1}"),
-        (rf"\\sqrt\s*{_BRACKETED}", r"\\sqrt{\1}"),
-        (r"(?<![a-zA-Z\d)\]}])\(([^()]{1,80})\)\s*/\s*\(([^()]{1,80})\)", r"\\frac{\1}{\2}"),
+        (r"\\sqrt\s*\(((?:[^()]|\([^()]{0,200}\)){0,200})\)", r"\\sqrt{\1}"),
         (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
         (r"\\lg(?![a-z])", r"\\log_{10}"),
         # A residue; the name before it.
         (rf"{SPACE}{{0,4}}(?:{FONT}\s*\{{{SPACE}*)?\({SPACE}*{_MODULO}{SPACE}*(\w+){SPACE}*\)\s*\}}?$", r"\\pmod{\1}"),
         (r"\\pmod\s*(\w)$", r"\\pmod{\1}"),
-        (_MODULO, r"\\mod "),
         # For whom an answer holds, where that is for all; its value in brackets.
         (
             rf"(?:\\forall|{FONT}\s*\{{\s*,?\s*for (?:all|any|every|each)"
@@ -127,11 +114,8 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         ),
         (r"(?s)^.*(?:[<>]|\\[lg]e).*$", lambda m: _together(m[0])),
         # The name of a probability; its event may be a text that denies, P(\text{not red}) = ...
-        (r"\\(?:mathbb|operatorname)\s*\{([EP])\}", r"\1"),
-        (r"^([EP])\s*\((?=[^()]*(?:[<>|]|\\(?:text|[lg]eq?|in|mid|cap|cup)(?![a-z])))[^()]*\)\s*(?==)", r"\1"),
-        # An introduction, and what stands behind an answer without being part of it.
-        (rf"^{FONT}\s*\{{\s*(?:[Tt]he\s+)?(?:[Ff]inal\s+)?[Aa]nswer(?:\s+is)?\s*[:=]?\s*\}}\s*[:=]?(?=\s*\S)", ""),
-        (r"^(?:(?:[Tt]he )?(?:final )?answer(?: is)?\s*:?\s*(?=\$)|答案?[是为]?\s*:?)", ""),
+        (r"^(?:\\(?:mathbb|operatorname)\s*\{)?([EP])\}?\s*[(\[][^()\[\]]*[)\]]\s*(?==)", r"\1"),
+        # What stands behind an answer without being part of it.
         (r"\s*(?:\\tag\s*\{[\w*]{1,4}\}|\\checkmark(?![a-zA-Z]))\s*$", ""),
         # A factorial before an equals sign; the parser knows != alone.
         (r"(?<=[\d)}\]])!=(?!=)", "! ="),
@@ -167,10 +151,25 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"√\s*(?:(\d+(?:\.\d+)?|[a-zA-Z])|\(([^()]*)\)|(?=\{))", lambda m: rf"\sqrt{_braced(m[1] or m[2])}"),
         (r"\^\s*\(([^()]*)\)", r"^{\1}"),
         (r"_\s*\{\s*\\(max|min)\s*\}", r"_{\1}"),
-        (rf"^({_NUMBER}){SPACE}+((?:[a-z]{{3,}}s|people|children)(?: per [a-z]+)?)$", r"\1\\text{ \2}"),
-        (rf"(?<=\d){SPACE}+({_SPEED})$", r"\\text{ \1}"),
+        (rf"^({_NUMBER}){SPACE}+((?:[a-z]{{3,}}s|people|children)(?: per [a-z]+)?|{_SPEED})$", r"\1\\text{ \2}"),
         (r"^((?:[^=<>a-zA-Z\\]|\\(?:[dt]?frac|sqrt|pi|cdot|pm)(?![a-zA-Z])|\\[ ,])*+)=\s*([a-zA-Z])$", r"\2=\1"),
         (r"(^|=\s*)([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?=$|[\s\\])", r"\1\2\\cdot 10^{\3}"),
+        # Thousands, mixed numbers, periods.
+        (
+            rf"(?<![\d.,])(?<!\d\s)(?<!\\[ ,;:])([1-9]\d{{0,2}})((?:{SPACE}|\{{,\}})+)(\d{{3}})(?:\2(\d{{3}}))*"
+            rf"(?!\d|,\d|(?:{SPACE})+\d)",
+            lambda m: re.sub(r"\D", "", re.sub(SPACE, "", m[0])),
+        ),
+        (
+            r"(^|[=$+*/(]|(?<![\\_])\{|,\s|\\(?:approx|cdot|times)(?![a-zA-Z])|\b(?:and|or)\b)(\s*[-+]?\s*)"
+            r"([1-9]\d{0,2}(?:(?:,|\{,\}|,\\!)\d{3})+)(?=$|[^\d,]|,\s)",
+            lambda m: m[1] + m[2] + _joined(m),
+        ),
+        (
+            r"(?<![\d.,])(\d{0,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*(?:\{(\d{1,20})\}|(\d))(?!\s*[\d\\])",
+            lambda m: _repeating(m),
+        ),
+        (rf"(?<![\d./,}}])(\d{{1,9}}){SPACE}+(\d{{1,9}})\s*/\s*(\d{{1,9}})(?![\d./(])", lambda m: _mixed(m)),
     )
 )
 
@@ -183,15 +182,12 @@ def normal_form(text: str) -> str:
     thousands, ``\varnothing`` is the empty set, ``2(3)`` a product, ``\text{, and }`` a comma, ``5 = x`` is ``x = 5``.
     Texts of more than 10,000 characters stay as they are.
     """
-    if len(text) > _LONGEST:
+    if len(text) > _LONGEST or _PLAIN.fullmatch(text):
         return text
-    text = _bare(text.translate(_CHARACTERS))
+    text = bare(text.translate(_CHARACTERS))
     for pattern, form in _REWRITES:
         text = pattern.sub(form, text)
-    text = _SPACED.sub(lambda m: re.sub(r"\D", "", re.sub(SPACE, "", m[0])), text)
-    text = _THOUSANDS.sub(lambda m: m[1] + m[2] + _joined(m, text), text)
-    text = _MIXED.sub(_mixed, _REPEATING.sub(_repeating, text))
-    return _bare(text)
+    return bare(text)
 
 
 def text_form(text: str) -> str:
@@ -200,10 +196,10 @@ def text_form(text: str) -> str:
     return re.sub(r"(?<![a-zA-Z0-9]) | (?![a-zA-Z0-9])", "", re.sub(r"\\(?:left|right)(?![a-zA-Z])", "", text))
 
 
-def _bare(text: str) -> str:
+def bare(text: str) -> str:
     """The answer without what stands around it; each of a bounded number of steps is linear."""
     for _ in range(_MOST_WRAPPERS):
-        text = _STOP_IN_TEXT.sub(r"\1}", _trimmed(text))
+        text = _STOP_IN_TEXT.sub(r"\1}", _trimmed(_LEAD.sub("", text, count=1)))
         quoted = _QUOTED.fullmatch(text)
         inside = next((part for part in quoted.groups()[1:] if part is not None), None) if quoted else _unwrapped(text)
         if inside is None:
@@ -283,9 +279,10 @@ def _bounds(inequality: str) -> tuple[str, str, str] | None:
     return (sides[at], low, high) if len(sides) == 3 or (low and high) else None
 
 
-def _joined(match: re.Match[str], text: str) -> str:
+def _joined(match: re.Match[str]) -> str:
     """The thousands as digits; in a list or a bracket only where all are round, ``1,000``, as ``(1,200)`` is a pair."""
     plain = match[3].replace("{,}", "").replace(r",\!", "")
+    text = match.string
     listed = "," in (text[: match.start(2)] + text[match.end() :]).replace(r"\,", "") or match[1] == "("
     return plain if listed and _NOT_ROUND.search(text) else plain.replace(",", "")
 

@@ -6,6 +6,7 @@ import re
 from typing import Literal
 
 from basis_rl.rewards.extract import last_boxed, take_answer
+from basis_rl.rewards.math.notation import bare
 
 MathAnswerIn = Literal["box", "tag", "hashes", "last_line", "last_number", "anywhere", "auto"]
 
@@ -18,13 +19,6 @@ PLACES: dict[MathAnswerIn, str] = {
     "last_number": "takes the last number for the answer",
     "anywhere": "reads the answer from a box, a tag or behind ####, and without these from where Math-Verify finds it",
 }
-# Every quantifier is possessive: no text is read twice.
-_LEAD = re.compile(
-    r"[\s*_>]*+(?:(?:so|thus|therefore|hence)\b[\s,]*+)?+(?:(?:the|my)\s++)?+(?:(?:final|correct)\s++)?+"
-    r"answer\b[\s*_]*+(?:is\b|[:=])?+[\s*_:]*+",
-    re.IGNORECASE,
-)
-_MARKS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 _MARKED: tuple[MathAnswerIn, ...] = ("tag", "hashes")
 _OPENS_BOX = re.compile(r"(?<!\\)\\(?:boxed|fbox)")
 
@@ -40,7 +34,7 @@ def find_answer(text: str, where: MathAnswerIn) -> str | None:
     if found is None or where == "box":
         return found
     boxed = last_boxed(found)
-    return _bare(found) if boxed is None else boxed
+    return bare(found) if boxed is None else boxed
 
 
 def marked_answer(text: str) -> tuple[bool, str | None]:
@@ -55,16 +49,3 @@ def marked_answer(text: str) -> tuple[bool, str | None]:
         if found is not None:
             return True, found
     return False, None
-
-
-def _bare(found: str) -> str:
-    lead = _LEAD.match(found)
-    text = found[lead.end() :] if lead else found
-    for _ in _MARKS:
-        text = text.strip().removeprefix("**").removesuffix("**").removesuffix(".").strip()
-        for left, right in _MARKS:
-            inner = text[len(left) : -len(right)]
-            if text.startswith(left) and text.endswith(right) and inner and left not in inner and right not in inner:
-                text = inner
-                break
-    return text.strip()

@@ -18,12 +18,9 @@ from basis_rl.rewards.math.notation import SPACE
 _NEAR = Fraction(2, 10**6)
 _NEAR_RELATIVE = Fraction(1, 10**9)
 # Not i and I, the imaginary unit, nor e and E, Euler's number.
-_LETTER = re.compile(
-    r"\(?([a-df-hj-zA-DF-HJ-Z])\)?|\\(?:text|textbf|mathrm|mathbf)\{\(?([a-df-hj-zA-DF-HJ-Z])\)?\}", re.ASCII
-)
-_AROUND_TIME = re.compile(rf"{SPACE}|\\(?:text|mbox|mathrm)|[{{}}.]")
-_TIME = re.compile(r"(\d\d?)(?::|\\colon)(\d\d)(?:(?::|\\colon)(\d\d))?([ap]m)?", re.IGNORECASE | re.ASCII)
-_RATIO = re.compile(r"\d{1,20}(?:(?::|\\colon)\d{1,20})+", re.ASCII)
+_LETTER = re.compile(r"\s*(?:\\(?:text|math)[a-z]*\{)?\(?([a-df-hj-zA-DF-HJ-Z])\)?\}?\s*", re.ASCII)
+_AROUND_PARTS = re.compile(rf"{SPACE}|\\(?:text|mbox|mathrm)|[{{}}.]")
+_PARTS = re.compile(r"(\d{1,20}(?:(?::|\\colon)\d{1,20})+)([ap]m)?", re.IGNORECASE | re.ASCII)
 _COLON = re.compile(r":|\\colon(?![a-z])")
 _LONGEST = 80
 _MOST_BLANKS = 1_000
@@ -50,57 +47,46 @@ def quick_verdict(gold: str, answer: str, any_case: bool = True) -> bool | None:
     found = plain_number(answer)
     if expected is not None and found is not None:
         return _same_value(expected, found, exact="." not in gold and "." not in answer)
-    letter = _letter(gold)
-    other = _letter(answer)
-    if letter is None and other is None:
-        return None
+    letter = _LETTER.fullmatch(gold)
+    other = _LETTER.fullmatch(answer)
     if letter is not None and other is not None:
-        return (letter.lower() == other.lower()) if any_case else letter == other
-    return False if expected is not None or found is not None else None
+        return (letter[1].lower() == other[1].lower()) if any_case else letter[1] == other[1]
+    # A letter is no number.
+    is_one = letter is not None or other is not None
+    return False if is_one and (expected is not None or found is not None) else None
 
 
-def same_time(gold: str, answer: str) -> bool | None:
-    """Whether the answer is the gold's time of day, None where the gold is none. AM or PM may be missing on one side.
-
-    ``8:34``, which is no ratio in lowest terms, ``05:00`` and ``3:15 p.m.`` are times; ``3:20`` may be a ratio.
-    """
-    expected = _time(gold)
-    found = _time(answer)
-    if expected is None:
-        return None
-    *clock, half = expected
-    hour, minute, second = (int(part or 0) for part in clock)
-    if not half and minute >= 10 and math.gcd(hour, minute) == 1 and not (clock[2] or "").startswith("0"):
-        return None
-    if found is None or [int(part or 0) for part in found[:3]] != [hour, minute, second]:
+def is_time(gold: str) -> bool:
+    """Whether a gold is a time of day: ``8:34``, no ratio in lowest terms, ``05:00``, ``3:15 p.m.``; not ``3:20``."""
+    parts, half = _parts(gold)
+    if len(parts) not in (2, 3) or int(parts[0]) > 24 or any(len(part) != 2 or int(part) > 59 for part in parts[1:]):
         return False
-    return half == found[3] or not (half and found[3])
+    return bool(half) or parts[-1][0] == "0" or math.gcd(int(parts[0]), int(parts[1])) > 1
 
 
-def same_ratio(gold: str, answer: str) -> bool | None:
-    """Whether the answer is the gold's ratio, where one of them has three parts or more; None where none has.
+def same_parts(gold: str, answer: str) -> bool | None:
+    """Whether the answer is the gold's time of day, or its ratio of three parts or more; None where both have none.
 
-    To the parser ``1:2:3`` is a quotient, 1/6. Of other parts than whole numbers, only their number is compared here.
+    AM or PM may be missing on one side. To the parser ``1:2:3`` is a quotient, 1/6.
     """
-    expected = _ratio(gold)
-    found = _ratio(answer)
-    if max(len(expected), len(found)) < 3:
-        colons = [len(_COLON.findall(text)) for text in (gold, answer)]
-        return False if max(colons) > 1 and colons[0] != colons[1] else None
-    pairs = list(zip(expected, found, strict=False))
-    return len(expected) == len(found) and all(a * pairs[0][1] == b * pairs[0][0] for a, b in pairs)
-
-
-def _ratio(text: str) -> list[int]:
-    bare = _AROUND_TIME.sub("", text) if len(text) <= _LONGEST else ""
-    return list(map(int, re.split(r":|\\colon", bare))) if _RATIO.fullmatch(bare) else []
-
-
-def _time(text: str) -> tuple[str, str, str | None, str] | None:
-    match = _TIME.fullmatch(_AROUND_TIME.sub("", text)) if len(text) <= _LONGEST else None
-    if match is None or int(match[1]) > 24 or int(match[2]) > 59 or int(match[3] or 0) > 59:
+    (expected, half), (found, other) = _parts(gold), _parts(answer)
+    pairs = list(zip(map(int, expected), map(int, found), strict=False))
+    if is_time(gold):
+        # Without its seconds it is the full minute.
+        rest = {int(part) for part in expected[len(found) :] + found[len(expected) :]}
+        return (
+            len(pairs) > 1 and all(a == b for a, b in pairs) and rest <= {0} and (half == other or not (half and other))
+        )
+    colons = [len(_COLON.findall(text)) for text in (gold, answer)]
+    if max(colons) < 2 or (colons[0] == colons[1] and not pairs):
         return None
-    return match[1], match[2], match[3], (match[4] or "").lower()
+    return colons[0] == colons[1] and all(a * pairs[0][1] == b * pairs[0][0] for a, b in pairs)
+
+
+def _parts(text: str) -> tuple[list[str], str]:
+    """The whole numbers between colons, and AM or PM behind them."""
+    match = _PARTS.fullmatch(_AROUND_PARTS.sub("", text)) if len(text) <= _LONGEST else None
+    return (re.findall(r"\d+", match[1]), (match[2] or "").lower()) if match else ([], "")
 
 
 def _same_value(a: Fraction, b: Fraction, exact: bool) -> bool | None:
@@ -108,10 +94,3 @@ def _same_value(a: Fraction, b: Fraction, exact: bool) -> bool | None:
         return True
     near = abs(a - b) <= max(_NEAR, _NEAR_RELATIVE * max(abs(a), abs(b)))
     return None if near and not exact else False
-
-
-def _letter(text: str) -> str | None:
-    match = _LETTER.fullmatch(text.strip())
-    if match is None:
-        return None
-    return match[1] or match[2]

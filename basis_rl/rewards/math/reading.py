@@ -9,7 +9,6 @@ side is 5.
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 from basis_rl.rewards.math.notation import FONT, SPACE
 
@@ -33,6 +32,7 @@ _FUNCTIONS = {
 }  # fmt: skip
 # What may follow a wide space, since it says how the two sides belong together, and the other operators.
 _RELATIONS = {
+    ",", ";", ":", "=", "<", ">",
     "Rightarrow", "approx", "cap", "colon", "cong", "cup", "equiv", "ge", "geq", "geqslant", "gt", "iff", "implies",
     "in", "land", "le", "leq", "leqslant", "longrightarrow", "lor", "lt", "mapsto", "mid", "ne", "neq", "ni", "notin",
     "pmod", "propto", "rightarrow", "setminus", "sim", "subset", "subseteq", "supset", "to", "vee", "wedge",
@@ -41,7 +41,6 @@ _OPERATORS = _RELATIONS | {
     "angle", "ast", "backslash", "bmod", "cdot", "div", "hline", "langle", "lbrace", "lceil", "lfloor", "lvert", "mod",
     "mp", "neg", "not", "parallel", "perp", "pm", "star", "times", "triangle", "vert",
 }  # fmt: skip
-_LONGEST_FRACTION = 16  # tokens
 _DOTS = re.compile(r"\\[lc]?dots(?![a-zA-Z])|\.\.\.|…")
 _BUILDER = re.compile(
     r"\\\{(?:[^{}]|\{[^{}]*\})*?(?::|\\(?:mid|colon|vert)(?![a-z])|\|)[^{}]*(?:[=<>]|\\(?:in|[lgn]e)(?![a-z]))"
@@ -79,8 +78,8 @@ def refused_reading(text: str) -> str | None:
     """Why no formula is read in `text`, a normal form; None where one may be.
 
     ``beside``: a number or a text beside something else, which is a product to the parser; ``dots``: something is left
-    out; ``builder``: a set of all that has a property, which is a quotient to the parser; ``improper``: a mixed number
-    whose fraction is 1 or more; ``unit``: a text at the end that is not a unit.
+    out; ``builder``: a set of all that has a property, which is a quotient to the parser; ``unit``: a text at the end
+    that is not a unit.
     """
     if _DOTS.search(text):
         return "dots"
@@ -91,7 +90,7 @@ def refused_reading(text: str) -> str | None:
     last = _LAST_TEXT.search(text)
     if last is not None and last.start() > 0 and _NO_UNIT.search(last[1]):
         return "unit"
-    return _scan(_tokens(text))
+    return "beside" if _beside(_tokens(text)) else None
 
 
 def hedged(gold: str, answer: str) -> bool:
@@ -115,90 +114,67 @@ def primes_differ(gold: str, answer: str) -> bool:
     return len(counts) > 1
 
 
-Token = tuple[str, str]
+def _tokens(text: str) -> list[tuple[str, str]]:
+    found = [(match.lastgroup or "other", match[match.lastgroup or 0]) for match in _TOKENS.finditer(text)]
+    return [token for token in found if token[0] != "blank"]
 
 
-def _tokens(text: str) -> list[Token]:
-    return [(match.lastgroup or "other", match[match.lastgroup or 0]) for match in _TOKENS.finditer(text)]
-
-
-def _scan(tokens: list[Token]) -> str | None:
-    """``beside`` where a numeral follows an operand, or anything a text or a wide space; ``improper`` fractions."""
-    ended = ""  # what ended just before: "", "operand", "bracket", "text", "apart" (and a wide space), "function"
-    awaited, becomes = 0, ""  # so many arguments of a command or an index are to come, and what they end as
-    groups: list[tuple[int, str]] = []  # of each open brace: what is awaited behind it, and what it ends as
-    previous: Token = ("", "")
-    whole = False  # nothing but braces since a numeral, which makes a mixed number of a fraction
+def _beside(tokens: list[tuple[str, str]]) -> bool:
+    """Whether a numeral follows an operand, or anything a text or a wide space."""
+    # What ended just before: "", "operand", "numeral", "text", "apart" (and a wide space), "function".
+    ended = ""
+    # So many arguments of a command or an index are to come, and what they end as.
+    awaited, becomes = 0, ""
+    # Of each open brace: what is awaited behind it, and what it ends as; None: as what is in it.
+    groups: list[tuple[int, str | None]] = []
     bars = environments = 0
-    for at, (kind, value) in enumerate(tokens):
-        if kind == "blank":
-            continue
-        before, previous = previous, (kind, value)
-        mixed, whole = whole, (kind == "numeral" and not awaited) or (whole and value in ("{", "}"))
-        if awaited:
-            if kind == "open":
-                groups.append((awaited - 1, becomes))
-                awaited, ended = 0, ""
-            else:
-                awaited -= 2 if awaited == 2 and kind == "numeral" and len(value) > 1 else 1  # \frac12
-                ended = ended if awaited else becomes
+    padded = [("", ""), *tokens, ("", "")]
+    for before, (kind, value), following in zip(padded, tokens, padded[2:], strict=False):
+        if awaited and kind == "open":
+            groups.append((awaited - 1, becomes))
+            awaited, ended = 0, ""
+        elif awaited:
+            # Two of \frac12.
+            awaited -= 2 if awaited == 2 and kind == "numeral" and len(value) > 1 else 1
+            ended = ended if awaited else becomes
         elif kind == "apart" or (kind == "row" and not environments):
             ended = "apart" if ended else ""
         elif kind == "environment":
             environments += 1 if value == "begin" else -1
             if environments < 0 or (value == "begin" and ended in ("text", "apart")):
-                return "beside"
-            ended = "" if value == "begin" else "bracket"
+                return True
+            ended = "" if value == "begin" else "operand"
         elif value == "}" and groups:
-            awaited, ended = groups.pop()
-            becomes, whole = ended, whole and ended == "bracket"
+            awaited, outer = groups.pop()
+            becomes = ended = ended if outer is None else outer
         elif kind in ("close", "postfix") or (value == "|" and bars and ended not in ("", "apart")):
-            ended = "bracket"
+            ended = "operand"
             bars -= value == "|"
         elif kind == "raised":
             awaited, becomes = 1, ended if ended == "function" else "operand"
-        elif _is_operator(kind, value) and not (ended == "apart" and not _relates(kind, value)):
+        elif _is_operator(kind, value) and (ended != "apart" or kind in ("word", "row") or value in _RELATIONS):
             ended = ""
             bars += value == "|"
-        elif ended in ("text", "apart") or (kind == "numeral" and _is_product(ended, mixed, tokens[at + 1 : at + 2])):
-            return "beside"
-        elif kind == "command" and value in _FRACTIONS:
-            if mixed and "frac" in value and _is_improper(tokens[at + 1 : at + _LONGEST_FRACTION]):
-                return "improper"
-            awaited, becomes = 2, "operand"
-        elif kind == "open":  # what is in it is a factor of what ended, {2}{3}, or belongs to a command
-            groups.append((0, "bracket"))
+        elif ended in ("text", "apart"):
+            return True
+        elif kind == "open":
+            # What is in it is a factor of what ended, {2}{3}, or belongs to a command.
+            groups.append((0, None))
             ended = "" if before[0] == "command" or before[1] == "]" else ended
+        elif kind == "numeral":
+            # (n-2) 2^n and n2^n are products.
+            if ended == "numeral" or (ended == "operand" and following[0] != "raised"):
+                return True
+            ended = "numeral"
+        elif kind == "command" and value in _FRACTIONS:
+            awaited, becomes = 2, "operand"
         else:
             named = kind in ("command", "word") and value in _FUNCTIONS
             ended = "text" if kind == "text" else "function" if named else "operand"
-    return "beside" if environments else None
-
-
-def _is_improper(tokens: list[Token]) -> bool:
-    r"""Whether the two arguments that follow a ``\frac`` are numerals, and the first is no less than the second."""
-    numerals: list[str] = []
-    for kind, value in tokens:
-        if kind == "numeral" and len(numerals) < 2:
-            numerals += [value[0], value[1:]] if not numerals and len(value) > 1 and value is tokens[0][1] else [value]
-        elif kind != "blank" and value not in ("{", "}"):
-            break
-    return len(numerals) >= 2 and Fraction(numerals[0]) >= Fraction(numerals[1])
+    return environments > 0
 
 
 def _is_operator(kind: str, value: str) -> bool:
     if kind == "word":
         return value in ("and", "or")
-    if kind == "command":
-        return value in _OPERATORS
-    return kind in ("other", "row")
-
-
-def _relates(kind: str, value: str) -> bool:
-    """Whether an operator says how what stands on both sides of a wide space belongs together."""
-    return kind in ("word", "text", "row") or value in _RELATIONS or value in (",", ";", ":", "=", "<", ">")
-
-
-def _is_product(ended: str, numeral: bool, following: list[Token]) -> bool:
-    """Whether a numeral stands beside an operand, as no factor does; ``(n-2) 2^n`` and ``n2^n`` are meant."""
-    return ended in ("operand", "bracket") and (numeral or following != [("raised", "^")])
+    return kind in ("other", "row") or (kind == "command" and value in _OPERATORS)

@@ -15,7 +15,7 @@ from basis_rl.rewards.extract import check_where, completion_text, last_boxed
 from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
 from basis_rl.rewards.math.notation import normal_form, text_form
 from basis_rl.rewards.math.places import PLACES, MathAnswerIn, find_answer, marked_answer
-from basis_rl.rewards.math.quick import quick_verdict, same_ratio, same_text, same_time
+from basis_rl.rewards.math.quick import is_time, quick_verdict, same_parts, same_text
 from basis_rl.rewards.math.reading import hedged, primes_differ, refused_reading
 from basis_rl.rewards.math.rules import RULES, refused
 from basis_rl.rewards.math.screen import screened
@@ -303,7 +303,7 @@ class MathVerifyReward(AfterThought, Reward):
                 asked.append(pair)
             else:
                 # A ratio to Math-Verify.
-                misread = right and check and same_time(*pair)
+                misread = right and check and is_time(pair[0])
                 graded[pair] = "misread" if misread else "right" if right else "wrong"
         graded.update(self._verdicts.find(asked))
         new = [pair for pair in asked if pair not in graded]
@@ -319,16 +319,11 @@ class MathVerifyReward(AfterThought, Reward):
         gold, answer = pair
         if not check and same_text(text_form(gold), text_form(answer)):
             return True
-        right = same_time(gold, answer)
+        right = same_parts(gold, answer)
         if right is None:
             right = quick_verdict(gold, answer, any_case="case" not in self.refused)
-        if right is None:
-            right = same_ratio(gold, answer)
-        if right is None and (refused_reading(answer) or refused_reading(gold)):
-            return False
-        if right is None and (hedged(gold, answer) or primes_differ(gold, answer)):
-            return False
-        return right
+        says_nothing = right is None and (refused_reading(answer) or refused_reading(gold))
+        return False if says_nothing or (right is None and (hedged(*pair) or primes_differ(*pair))) else right
 
 
 def _check_rules(rules: str, answer_in: str | None, allow: Collection[str] | None) -> None:

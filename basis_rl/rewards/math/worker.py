@@ -4,8 +4,8 @@ The arguments of `basis_rl.rewards.math.grading.grade` in, ``{"verdict": true | 
 nothing in the gold; or ``{"error": ...}``, also if memory runs out. With ``check`` also whether Math-Verify alone would
 take the gold for something else, ``"misread": true | false``.
 
-With ``text``, that of a rollout, and ``gold`` the verdict is Math-Verify's own (`basis_rl.rewards.math.plain`); with
-``text`` alone ``{"answer": text | null}`` is what Math-Verify finds in it.
+With ``text``, that of a rollout, and ``gold`` the verdict is Math-Verify's own; with ``text`` alone ``{"answer": text |
+null}`` is what Math-Verify finds in it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ def start() -> None:
     _loaded.update(runpy.run_path(str(_HERE / "grading.py")))
     for gold, answer in _KINDS:
         _loaded["grade"](gold, answer)
-    _loaded.update(runpy.run_path(str(_HERE / "plain.py")))
 
 
 def answer(task: dict[str, Any]) -> dict[str, Any]:
@@ -54,10 +53,8 @@ def answer(task: dict[str, Any]) -> dict[str, Any]:
             return {"answer": _loaded["plain_answer"](task["text"])}
         signal.setitimer(signal.ITIMER_PROF, _PLAIN_SECONDS)
         return {"verdict": _loaded["plain_verdict"](task["gold"], task["text"])}
-    verdict = _loaded["grade"](**task)
-    return (
-        {"verdict": verdict, "misread": _loaded["misread"](task["gold"])} if task.get("check") else {"verdict": verdict}
-    )
+    misread = {"misread": _loaded["misread"](task["gold"])} if task.get("check") else {}
+    return {"verdict": _loaded["grade"](**task), **misread}
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 from math_verify import parse, verify
 
 from basis_rl.rewards import MathVerifyReward
+from basis_rl.rewards.math.screen import measure
 from benchmarks.reward.cases import FEW, cases
 
 TABLES = json.loads(Path(__file__).with_name("answers.json").read_text())
@@ -36,20 +37,28 @@ def plain(reward):
 
 
 def differences(plain, rows):
-    """Rows with another verdict, but for those that come near Math-Verify's limit of 5 s by the clock: a loaded machine
-    decides what these are, in a worker as here."""
+    """Rows with another verdict, both times that they are asked, the second time alone.
+
+    Math-Verify stops after 5 s by the clock. Whether a slow row is over by then depends on the machine's load, and on
+    whether the parser has met such rows before; a row that was asked once is fast afterwards, in a worker as here. One
+    that takes more than half a second here even so is not compared.
+    """
     scores = plain([], [text for _, text in rows], solution=[gold for gold, _ in rows])
+    doubtful = [row for row, score in zip(rows, scores, strict=True) if score != expected(*row)]
     found = []
-    for row, score in zip(rows, scores, strict=True):
+    for gold, text in doubtful:
+        again = plain([], [text], solution=[gold])[0]
         began = time.perf_counter()
-        if score != expected(*row) and time.perf_counter() - began < 0.5:
-            found.append((row, score))
+        if again != expected(gold, text) and time.perf_counter() - began < 0.5:
+            found.append((gold, text, again))
     return found
 
 
 @pytest.mark.parametrize("part", [48, pytest.param(1, marks=pytest.mark.long)], ids=["some", "all"])
 def test_no_verdict_differs_from_math_verify_s(plain, part):
-    rows = [(gold, text.replace("%s", answer)) for gold, answer in PAIRS for text in RENDERINGS][::part]
+    # The parser's time is exponential in the depth of brackets, which is HOSTILE's subject.
+    pairs = [(gold, answer) for gold, answer in PAIRS if measure("depth", answer) < 10]
+    rows = [(gold, text.replace("%s", answer)) for gold, answer in pairs for text in RENDERINGS][::part]
     rows += [(case.gold, case.completion) for case in cases(FEW, 400 // part, seed=1)]
     assert differences(plain, rows) == []
     assert len(rows) > 40

@@ -64,7 +64,6 @@ OTHERS = [
     (r"5\text{ is wrong}", "unit"),
     ("1, 2, ...", "dots"),
     (r"\{x \mid x = 4\}", "builder"),
-    (r"5\frac{3}{2}", "improper"),
 ]
 
 
