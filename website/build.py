@@ -7,6 +7,7 @@ Then zensical builds it, strictly: a link to nothing is an error. Nothing is fet
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import importlib
 import os
@@ -16,6 +17,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from website.tables import fields_table
 
 ROOT = Path(__file__).resolve().parents[1]
 # Every page with the files that it shows; seams.md is of the package, as it is held by the package's tests.
@@ -32,7 +35,17 @@ EXPORTING = {
     **{"basis_rl.engine": "Rollouts", "basis_rl.evaluation": "Evaluation", "basis_rl.report": "Reports"},
     **{"basis_rl.sandbox": "Sandbox", "basis_rl.conformance": "Checkers"},
 }
+# Classes of which only these methods are shown; the others override TRL's, or serve the command line.
+METHODS = {"basis_rl.trainer.BasisConfig": "[]", "basis_rl.trainer.BasisTrainer": "[train, evaluate]"}
 MODULES = {"basis_rl.types": "Batches and advantages", "basis_rl.functional": "Equations"}
+
+
+def api_entry(name: str) -> str:
+    """What mkdocstrings shows of an object; for a dataclass of options also its fields with their help."""
+    text = f"::: {name}" + (f"\n    options:\n      members: {METHODS[name]}" if name in METHODS else "")
+    found = pkgutil.resolve_name(name)
+    fields = fields_table(found) if dataclasses.is_dataclass(found) and isinstance(found, type) else ""
+    return f"{text}\n\n{fields}" if fields else text
 
 
 def api_pages() -> dict[str, str]:
@@ -46,7 +59,7 @@ def api_pages() -> dict[str, str]:
             members = [f"{name}.{each.name}" for each in pkgutil.iter_modules(module.__path__)]
         else:
             members = [name]
-        text = "\n\n".join(f"::: {member}" for member in members)
+        text = "\n\n".join(map(api_entry, members))
         pages[f"docs/api/{name.split('.')[-1]}.md"] = f"# {title}: `{name}`\n\n{text}\n"
     entries = [f"- [{text.splitlines()[0].removeprefix('# ')}]({Path(path).name})" for path, text in pages.items()]
     return {"docs/api/index.md": "# API\n\n" + "\n".join(entries) + "\n", **pages}
@@ -66,6 +79,16 @@ def with_bars(text: str) -> str:
         lambda row: code.sub(lambda c: f"<code>{html.escape(c[1]).replace(chr(92) + '|', '&#124;')}</code>", row[0]),
         text,
     )
+
+
+def typeset(page: str) -> str:
+    """The built page with its formulas, which arithmatex has marked, in MathML, which browsers show by themselves."""
+    # Here, since what else this file has is used without the tools that build the site.
+    from latex2mathml.converter import convert
+
+    marked = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+    display = {"span": "inline", "div": "block"}
+    return marked.sub(lambda found: convert(html.unescape(found[2]), display=display[found[1]]), page)
 
 
 def assemble(folder: Path) -> Path:
@@ -98,6 +121,8 @@ def main(argv: list[str]) -> int:
     env = {**os.environ, "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}  # for website.docstrings
     done = subprocess.run(command, cwd=folder, env=env, check=False)
     if done.returncode == 0:
+        for page in (folder / "site").rglob("*.html"):
+            page.write_text(typeset(page.read_text()))
         print(f"The site begins at {folder / 'site' / 'index.html'}")
     return done.returncode
 
