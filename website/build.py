@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import importlib
+import json
 import os
 import pkgutil
 import re
@@ -81,14 +82,26 @@ def with_bars(text: str) -> str:
     )
 
 
-def typeset(page: str) -> str:
-    """The built page with its formulas, which arithmatex has marked, in MathML, which browsers show by themselves."""
+def mathml(formula: str, display: str) -> str:
+    """The formula as browsers show it by themselves."""
     # Here, since what else this file has is used without the tools that build the site.
     from latex2mathml.converter import convert
 
+    return str(convert(html.unescape(formula), display=display))
+
+
+def typeset(site: Path) -> None:
+    """Turn the formulas of the built pages, which arithmatex has marked, into MathML, and into text for the search."""
     marked = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
     display = {"span": "inline", "div": "block"}
-    return marked.sub(lambda found: convert(html.unescape(found[2]), display=display[found[1]]), page)
+    for page in site.rglob("*.html"):
+        page.write_text(marked.sub(lambda found: mathml(found[2], display[found[1]]), page.read_text()))
+    index = site / "search.json"
+    searched = json.loads(index.read_text())
+    for item in searched["items"]:
+        found = re.compile(r"\\\((.*?)\\\)|\\\[(.*?)\\\]", re.DOTALL)
+        item["text"] = found.sub(lambda f: re.sub("<.*?>", "", mathml(f[1] or f[2], "inline")), item["text"])
+    index.write_text(json.dumps(searched))
 
 
 def assemble(folder: Path) -> Path:
@@ -107,7 +120,7 @@ def assemble(folder: Path) -> Path:
     for name, text in api_pages().items():
         target = folder / "docs" / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
+        target.write_text(with_bars(text))
     config = (ROOT / "website" / "zensical.toml").read_text().replace('paths = ["../.."]', f'paths = ["{ROOT}"]')
     (folder / "zensical.toml").write_text(config)
     return folder / "zensical.toml"
@@ -121,8 +134,7 @@ def main(argv: list[str]) -> int:
     env = {**os.environ, "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}  # for website.docstrings
     done = subprocess.run(command, cwd=folder, env=env, check=False)
     if done.returncode == 0:
-        for page in (folder / "site").rglob("*.html"):
-            page.write_text(typeset(page.read_text()))
+        typeset(folder / "site")
         print(f"The site begins at {folder / 'site' / 'index.html'}")
     return done.returncode
 
