@@ -85,8 +85,9 @@ def train_parser(result: argparse.ArgumentParser) -> None:
     The terminal shows one line per log: the step; reward, the mean reward of the sampled rollouts; len, their mean
     number of tokens; cut, the share that was cut off; s/step, seconds per step; tok/s, tokens per second; lr, the
     learning rate; err, the mean squared error of the baseline; zero, the share of the rollouts that teach nothing
-    (every advantage is 0); and the time left. Columns that do not fit into 80 characters are left out. Lines with eval show what eval_strategy measures, avg@k and
-    pass@k, and whether its rollouts were greedy or sampled. metrics.jsonl in output_dir holds every metric.
+    (every advantage is 0); and the time left. Columns that do not fit into 80 characters are left out. Lines with eval
+    show what eval_strategy measures, avg@k and pass@k, and whether its rollouts were greedy or sampled. metrics.jsonl
+    in output_dir holds every metric.
 
     --accelerate_config ddp (fsdp2, zero2, zero3, or a file) starts the command with `accelerate launch`, and takes
     its --num_processes, --num_machines, --machine_rank, --main_process_ip and --main_process_port.
