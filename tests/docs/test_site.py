@@ -75,7 +75,7 @@ def test_links_lead_somewhere(path):
 
 @pytest.mark.parametrize("path", SHOWN, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_belongs_to_an_item_of_a_list_is_indented_as_the_site_needs_it(path):
-    """GitHub takes two spaces, Python-Markdown four, and a blank line before the next item; else the list ends there."""
+    """GitHub takes two spaces, Python-Markdown four and a blank line before the next item; else the list ends."""
     text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.S | re.M)
     assert not re.findall(r"^\n {1,3}\S.*", text, re.M)
     assert not re.findall(r"^ {4}\S.*\n(?:-|\d+\.) .*", text, re.M)
