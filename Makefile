@@ -88,7 +88,7 @@ format: install
 
 # Part of the extra `dev`; of its own for those who only write.
 docs-tools: install
-	@$(BIN)/python -c "import zensical, mkdocstrings" 2> /dev/null || $(BIN)/pip install --quiet -c constraints.txt -e ".[docs]"
+	@$(BIN)/python -c "import zensical, mkdocstrings, latex2mathml" 2> /dev/null || $(BIN)/pip install --quiet -c constraints.txt -e ".[docs]"
 
 docs: docs-tools
 	@$(BIN)/python -m website.build

@@ -7,8 +7,10 @@ Then zensical builds it, strictly: a link to nothing is an error. Nothing is fet
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import importlib
+import json
 import os
 import pkgutil
 import re
@@ -16,6 +18,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from website.tables import fields_table
 
 ROOT = Path(__file__).resolve().parents[1]
 # Every page with the files that it shows; seams.md is of the package, as it is held by the package's tests.
@@ -32,7 +36,17 @@ EXPORTING = {
     **{"basis_rl.engine": "Rollouts", "basis_rl.evaluation": "Evaluation", "basis_rl.report": "Reports"},
     **{"basis_rl.sandbox": "Sandbox", "basis_rl.conformance": "Checkers"},
 }
+# Classes of which only these methods are shown; the others override TRL's, or serve the command line.
+METHODS = {"basis_rl.trainer.BasisConfig": "[]", "basis_rl.trainer.BasisTrainer": "[train, evaluate]"}
 MODULES = {"basis_rl.types": "Batches and advantages", "basis_rl.functional": "Equations"}
+
+
+def api_entry(name: str) -> str:
+    """What mkdocstrings shows of an object; for a dataclass of options also its fields with their help."""
+    text = f"::: {name}" + (f"\n    options:\n      members: {METHODS[name]}" if name in METHODS else "")
+    found = pkgutil.resolve_name(name)
+    fields = fields_table(found) if dataclasses.is_dataclass(found) and isinstance(found, type) else ""
+    return f"{text}\n\n{fields}" if fields else text
 
 
 def api_pages() -> dict[str, str]:
@@ -46,7 +60,7 @@ def api_pages() -> dict[str, str]:
             members = [f"{name}.{each.name}" for each in pkgutil.iter_modules(module.__path__)]
         else:
             members = [name]
-        text = "\n\n".join(f"::: {member}" for member in members)
+        text = "\n\n".join(map(api_entry, members))
         pages[f"docs/api/{name.split('.')[-1]}.md"] = f"# {title}: `{name}`\n\n{text}\n"
     entries = [f"- [{text.splitlines()[0].removeprefix('# ')}]({Path(path).name})" for path, text in pages.items()]
     return {"docs/api/index.md": "# API\n\n" + "\n".join(entries) + "\n", **pages}
@@ -68,6 +82,28 @@ def with_bars(text: str) -> str:
     )
 
 
+def mathml(formula: str, display: str) -> str:
+    """The formula as browsers show it by themselves."""
+    # Here, since what else this file has is used without the tools that build the site.
+    from latex2mathml.converter import convert
+
+    return str(convert(html.unescape(formula), display=display))
+
+
+def typeset(site: Path) -> None:
+    """Turn the formulas of the built pages, which arithmatex has marked, into MathML, and into text for the search."""
+    marked = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+    display = {"span": "inline", "div": "block"}
+    for page in site.rglob("*.html"):
+        page.write_text(marked.sub(lambda found: mathml(found[2], display[found[1]]), page.read_text()))
+    index = site / "search.json"
+    searched = json.loads(index.read_text())
+    for item in searched["items"]:
+        found = re.compile(r"\\\((.*?)\\\)|\\\[(.*?)\\\]", re.DOTALL)
+        item["text"] = found.sub(lambda f: re.sub("<.*?>", "", mathml(f[1] or f[2], "inline")), item["text"])
+    index.write_text(json.dumps(searched))
+
+
 def assemble(folder: Path) -> Path:
     """The sources of the site; returns the configuration's path."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -84,7 +120,7 @@ def assemble(folder: Path) -> Path:
     for name, text in api_pages().items():
         target = folder / "docs" / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
+        target.write_text(with_bars(text))
     config = (ROOT / "website" / "zensical.toml").read_text().replace('paths = ["../.."]', f'paths = ["{ROOT}"]')
     (folder / "zensical.toml").write_text(config)
     return folder / "zensical.toml"
@@ -98,6 +134,7 @@ def main(argv: list[str]) -> int:
     env = {**os.environ, "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}  # for website.docstrings
     done = subprocess.run(command, cwd=folder, env=env, check=False)
     if done.returncode == 0:
+        typeset(folder / "site")
         print(f"The site begins at {folder / 'site' / 'index.html'}")
     return done.returncode
 

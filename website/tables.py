@@ -80,6 +80,16 @@ def keys() -> Iterator[tuple[str, str, str, str, str]]:
                 yield _SECTIONS[section], field.name, _type(field.type), _default(field), meaning
 
 
+def fields_table(cls: type) -> str:
+    """The fields with help that a dataclass has of its own; nothing where it has none."""
+    rows = [
+        [f"`{field.name}`", f"`{_type(field.type)}`", _default(field), cell(field.metadata["help"])]
+        for field in dataclasses.fields(cls)
+        if field.name in cls.__annotations__ and "help" in field.metadata
+    ]
+    return markdown_table(rows, ["field", "type", "default", "meaning"]) if rows else ""
+
+
 def keys_page() -> str:
     """A table of keys for each section."""
     rows: dict[str, list[list[Any]]] = {title: [] for title in _SECTIONS.values()}

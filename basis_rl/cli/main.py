@@ -13,17 +13,17 @@ from basis_rl.names import did_you_mean
 
 COMMANDS = {
     "init": "write a commented recipe to start from, with your own model and data",
-    "train": "train a model by a recipe",
-    "serve": "start a vLLM server as training needs it",
-    "values": "build the value table that BASIS needs, from rollouts of the reference model",
+    "train": "train a model from a recipe",
+    "serve": "start a vLLM server that training can generate with",
+    "values": "build the value table that BASIS needs, by sampling the reference model",
     "compare": "compare runs at the same number of rollouts: curves, final table, one HTML file",
     "rollouts": "show rollouts of a run: prompt, answer, reward and advantage, as text or as a page",
     "sweep": "train a recipe with several baselines and seeds, and compare them",
-    "clusters": "build the prompt codebook that BV-Blend needs, from a sentence encoder and K-means",
-    "eval": "measure a model on benchmarks: avg@k, pass@k, maj@k, every rollout kept",
-    "push": "push a run's folder to the Hub, after an evaluation or when the push at its end has failed",
-    "convert": "give tables, codebooks, checkpoints and evaluations of an older version today's prompt ids",
-    "check": "check a recipe before anything is spent, or module:name, a baseline or objective of your own",
+    "clusters": "build the prompt codebook that BV-Blend needs, with a sentence encoder and K-means",
+    "eval": "evaluate a model on benchmarks or your own data: avg@k, pass@k, maj@k, every rollout kept",
+    "push": "push a run's folder to the Hub, for example after an evaluation or a failed push",
+    "convert": "convert value tables, codebooks, checkpoints and evaluations of an older version",
+    "check": "check a recipe before you spend anything on it, or a part of your own (module:name)",
 }
 # Exit codes other than 0 and 2 (a message about a mistake in the input); the numbers are those of sysexits.h.
 PEER = 68

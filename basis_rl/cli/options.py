@@ -80,36 +80,39 @@ def _command(add_options: Callable[[argparse.ArgumentParser], None]) -> Callable
 
 @_command
 def train_parser(result: argparse.ArgumentParser) -> None:
-    """Trains a model by a recipe, and writes model, tokenizer, log, recipe, plot and card into output_dir. Every key of
-    a recipe is an option too, and the command line wins: --learning_rate 1e-6, --baseline_kwargs.weighting vop.
+    """Trains a model from a recipe, and writes model, tokenizer, log, recipe, plot and card into output_dir. Every key
+    of a recipe is an option too, and overrides the recipe: --learning_rate 1e-6, --baseline_kwargs.weighting vop.
 
-    The terminal shows one line per log: the step; reward, the mean reward of the sampled rollouts; err, the mean
-    squared error of the baseline; zero, the share of the rollouts that teach nothing (every advantage is 0); len, the
-    mean tokens per rollout; ent, the entropy per token in nats; kl, the divergence from the reference; tilt, the
-    calibrated beta of the baseline; and the time left. Lines with eval show what eval_strategy measures, avg@k and
-    pass@k, and whether its rollouts were greedy or sampled. metrics.jsonl in output_dir holds every metric.
+    The terminal shows one line per log: the step; reward, the mean reward of the sampled rollouts; len, their mean
+    number of tokens; cut, the share that was cut off; s/step, seconds per step; tok/s, tokens per second; lr, the
+    learning rate; err, the mean squared error of the baseline; zero, the share of the rollouts that teach nothing
+    (every advantage is 0); and the time left. Columns that do not fit into 80 characters are left out. Lines with eval
+    show what eval_strategy measures, avg@k and pass@k, and whether its rollouts were greedy or sampled. metrics.jsonl
+    in output_dir holds every metric.
 
-    --accelerate_config ddp (fsdp2, zero2, zero3, or a file) starts the command by `accelerate launch`, whose
-    --num_processes, --num_machines, --machine_rank, --main_process_ip and --main_process_port may stand beside it.
+    --accelerate_config ddp (fsdp2, zero2, zero3, or a file) starts the command with `accelerate launch`, and takes
+    its --num_processes, --num_machines, --machine_rank, --main_process_ip and --main_process_port.
 
     SIGTERM, SIGUSR1 or a file STOP in output_dir end the training after the current step with a checkpoint (exit code
     75). --resume_from_checkpoint auto resumes from it. Exit code 68: a rank was lost. Exit code 69: the vLLM server was
-    lost. Exit code 70: no gradient was finite for max_nonfinite_steps steps.
+    lost. Exit code 70: max_nonfinite_steps steps in a row had no finite gradient, a reward function failed, or the disk
+    is full.
     """
 
 
 @_command
 def values_parser(result: argparse.ArgumentParser) -> None:
     """Builds the value table that BASIS needs: samples the model of a recipe on its prompts, scores the rollouts, and
-    writes the mean rewards to values_output_dir, or to where baseline_kwargs has `values`. Every finished prompt is
-    kept, and the same command resumes.
+    writes their rewards to values_output_dir, by default the folder that `values` in baseline_kwargs names. After an
+    interruption the same command resumes; finished prompts are kept.
     """
 
 
 @_command
 def clusters_parser(result: argparse.ArgumentParser) -> None:
     """Builds the prompt codebook that BV-Blend needs: embeds the prompts of a recipe with a sentence encoder, clusters
-    them by K-means, and writes the codebook to clusters_output_dir, or to where baseline_kwargs has `clusters`.
+    them with K-means, and writes the codebook to clusters_output_dir, by default the folder that `clusters` in
+    baseline_kwargs names.
     """
 
 
@@ -130,18 +133,23 @@ def eval_parser(result: argparse.ArgumentParser) -> None:
 
 @_command
 def check_parser(result: argparse.ArgumentParser) -> None:
-    """Checks everything that training checks before its first step, without the weights of the model, and prints what
-    the run would need. With module:name it checks a baseline, prompt sampler, objective or reward function of your own.
+    """Checks everything that training checks before its first step, without loading the model's weights, and prints
+    what the run would need. With module:name it checks a baseline, prompt sampler, objective or reward function of your
+    own.
     """
     result.add_argument(
         "--accelerate_config",
-        help="The file that `accelerate launch --config_file` would be given, or a shipped one by name (zero3).",
+        help="A configuration of accelerate: a file, or the name of a shipped one (zero3).",
     )
     result.add_argument(
-        "--world_size", type=int, help="Number of processes, instead of that of the file or environment."
+        "--world_size",
+        type=int,
+        help="The number of processes. The default is that of the configuration or the environment.",
     )
     result.add_argument(
-        "--gpu_memory", type=float, help="Memory per GPU in GiB. The default is that of the first one here."
+        "--gpu_memory",
+        type=float,
+        help="The memory of a GPU in GiB. The default is that of this machine's first.",
     )
     result.add_argument("--strict", action="store_true", help="Warnings also give exit code 2.")
     result.add_argument(
@@ -182,11 +190,11 @@ def init_parser(result: argparse.ArgumentParser) -> None:
 
 @_command
 def sweep_parser(result: argparse.ArgumentParser) -> None:
-    """Trains a recipe with several baselines and seeds, one run after the other, each in a process of its own and all
-    with the same number of rollouts; then compares them. Called again, it skips the runs that are finished and resumes
-    the others (from a checkpoint, where the recipe saves any).
+    """Trains a recipe with several baselines and seeds, one run after the other, each in its own process and all with
+    the same number of rollouts, and then compares them. Called again, it skips finished runs and resumes the others
+    (from their last checkpoint, if the recipe saves any).
 
-    A baseline may have settings of its own: --baselines
+    A baseline may have its own settings: --baselines
     basis,rloo:num_generations=4,basis:baseline_kwargs.weighting=vop. Every key of a recipe can be overridden, and
     several values make several runs: --learning_rate 1e-4,3e-4.
     """
@@ -198,10 +206,14 @@ def sweep_parser(result: argparse.ArgumentParser) -> None:
     result.add_argument("--budget", type=float, help="Rollouts per run. The default is that of the recipe.")
     result.add_argument(
         "--num_generations",
-        help="Rollouts per prompt. Where the recipe has one, it is for baselines that need a group (8 by default), and "
-        "the others keep one.",
+        help="Rollouts per prompt. If the recipe has one, only baselines that need a group take this number (8 by "
+        "default).",
     )
-    result.add_argument("--output_dir", type=Path, help="Folder. The default is the recipe's output_dir with -sweep.")
+    result.add_argument(
+        "--output_dir",
+        type=Path,
+        help="The folder of the runs. The default is the recipe's output_dir with -sweep behind it.",
+    )
     result.add_argument(
         "--launcher", default="", help='What starts a run, such as "accelerate launch --config_file FILE".'
     )
@@ -209,11 +221,11 @@ def sweep_parser(result: argparse.ArgumentParser) -> None:
 
 @_command
 def compare_parser(result: argparse.ArgumentParser) -> None:
-    """Compares runs at the same number of rollouts: learning curves, final table, differences. Runs that differ in the
-    seed alone become one line with its spread.
+    """Compares runs at the same number of rollouts: learning curves, final table, differences. Runs that differ only in
+    their seed become one line with its spread.
     """
     result.add_argument("runs", nargs="+", metavar="RUN", help="The output_dir of a run, or a folder that holds runs.")
-    result.add_argument("--budget", type=float, help="Rollouts per run. The default is as many as every run has.")
+    result.add_argument("--budget", type=float, help="Rollouts per run. The default is the most that all runs have.")
     result.add_argument("--reference", metavar="NAME", help="The setting to compare with. The default is the first.")
     result.add_argument("--output_dir", type=Path, default=Path("report"), help="The folder of the report.")
 
@@ -233,16 +245,16 @@ def rollouts_parser(result: argparse.ArgumentParser) -> None:
         "--sort",
         default="step",
         choices=("step", "reward", "advantage", "length"),
-        help="The largest first, of advantages by their size. The default is step.",
+        help="The largest first; advantages by their size. The default is step.",
     )
-    result.add_argument("--limit", type=int, help="So many at most. The default is 20, and 500 with --page.")
+    result.add_argument("--limit", type=int, help="Shows at most this many. The default is 20, and 500 with --page.")
     result.add_argument("--page", type=Path, metavar="FILE.html", help="Writes a page for a browser instead.")
 
 
 @_command
 def push_parser(result: argparse.ArgumentParser) -> None:
-    """Writes the model card again, with the results of the evaluations that are there by now, and pushes the folder to
-    the Hub as one commit.
+    """Writes the model card again, with the results of all evaluations since, and pushes the folder to the Hub as one
+    commit.
     """
     result.add_argument("output_dir", type=Path, help="The output_dir of a run.")
     result.add_argument("repo_id", nargs="?", help="OWNER/NAME. The default is the run's own, or the folder's name.")
@@ -255,12 +267,11 @@ def push_parser(result: argparse.ArgumentParser) -> None:
 
 @_command
 def convert_parser(result: argparse.ArgumentParser) -> None:
-    """Gives a value table, a prompt codebook, the checkpoints of a run or an evaluation, each a folder on this machine
-    that an older version wrote, the prompt ids of this one, in its place. To older versions prompts of one text were
-    one problem; a table's rewards and a run's beliefs go to the first row with that text, the only one that was there.
+    """Converts a folder of an older version in place: a value table, a prompt codebook, the checkpoints of a run, or an
+    evaluation. Older versions took prompts with the same text for one problem, and gave it another prompt_id. A table's
+    rewards and a run's beliefs go to the first row with that text.
 
-    An evaluation names its problems itself. For the others they are those of a recipe, by default the one that the run
-    was trained with.
+    The problems are those of a recipe, by default the one that the run was trained with. An evaluation needs no recipe.
     """
     result.add_argument(
         "folder", type=Path, help="A table, codebook, checkpoint, evaluation, or the output_dir of a run."
@@ -275,8 +286,8 @@ def convert_parser(result: argparse.ArgumentParser) -> None:
 
 @_command
 def serve_parser(result: argparse.ArgumentParser) -> None:
-    """Starts a vLLM server as training needs it, waits until it is healthy, and stops it on Ctrl-C or SIGTERM. Unknown
-    options are handed to vLLM: --tensor-parallel-size 4, --gpu-memory-utilization 0.9.
+    """Starts a vLLM server that training can generate with, waits until it is healthy, and stops it on Ctrl-C or
+    SIGTERM. Unknown options are passed to vLLM: --tensor-parallel-size 4, --gpu-memory-utilization 0.9.
     """
     result.add_argument("model", help="A Hub id or a folder.")
     result.add_argument(

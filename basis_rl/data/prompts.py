@@ -69,10 +69,10 @@ class DataArguments:
     )
     solution_list: str = option(
         "all",
-        "What a gold that is a list means: 'all' of its entries are asked for, or 'any' one of them is right.",
+        "What a gold that is a list means: 'all' of its entries are required, or 'any' one of them is right.",
     )
     context_column: str | None = option(
-        None, "The column of a text that goes before the problem, where it is not empty."
+        None, "The column of a text that is put before the problem, for example a passage to read."
     )
     strip_instructions: bool = option(
         True,

@@ -45,14 +45,14 @@ class BasisConfig(GRPOConfig):
     kl_placement: str = option("loss", "Where the KL penalty (its coefficient is beta) goes: 'loss' or 'reward'.")
     kl_estimator: str | None = option(
         None,
-        "k1, k2 or k3. The default is k3 in the loss and k1 in the reward; there is no k1 loss. As in TRL, k3 in the "
-        "loss is multiplied by the ratio (use_bias_correction_kl, on by default), so that its on-policy gradient is "
-        "that of k2, except for the sequence ratios of gspo and luspo.",
+        "k1, k2 or k3. In the reward the default is k1. In the loss k1 is refused, and the default is k3 times the "
+        "policy's ratio, as in TRL (use_bias_correction_kl): on-policy it has the gradient of k2, except with the "
+        "sequence ratios of gspo and luspo.",
     )
     packing: str = option(
         "auto",
-        "auto scores rollouts without padding, and common beginnings of prompts only once, where the model allows it; "
-        "none scores padded rows as TRL does.",
+        "auto scores rollouts without padding and common beginnings of prompts only once, if the model allows it; none "
+        "scores padded rows as TRL does.",
     )
     difficulty_column: str | None = option(
         None, "A column with at most 20 different values; the reward is logged for each of them."
@@ -67,7 +67,7 @@ class BasisConfig(GRPOConfig):
         None, "The folder for vllm_weight_sync 'folder', seen by both sides. The default is in shared memory."
     )
     vllm_sync_tolerance: float | None = option(
-        None, "The largest log-probability error of vLLM after a sync. The default is 1e-3 in float32, and else 1."
+        None, "The largest log-probability error of vLLM after a sync. The default is 1e-3 in float32, otherwise 1."
     )
     vllm_request_timeout: float = option(1800.0, "The seconds that one request to the vLLM server may take.")
     vllm_recovery_timeout: float = option(
@@ -76,23 +76,23 @@ class BasisConfig(GRPOConfig):
     async_prefetch: bool = option(
         False,
         "Generates the next batch on the vLLM server while training on this one. Rollouts are then one batch "
-        "old, which their importance weights correct.",
+        "old; importance weights correct for it.",
     )
     max_tool_calling_iterations: int | None = option(
         10,
-        "With tools: how often the calls of a rollout are answered, which is its number of turns minus one. null means "
-        "no limit, TRL's default.",
+        "With tools: how many times the calls of a rollout are executed; one more turn follows. null means no limit, "
+        "TRL's default.",
     )
     filter_void_turns: bool = option(
-        False, "With tools: no loss on rollouts with a turn that neither calls a tool nor boxes an answer."
+        False, "With tools: leaves rollouts out of the loss that have a turn without a call and without a box."
     )
     max_nonfinite_steps: int = option(
-        10, "The number of steps in a row without a finite gradient, each skipped, after which a run ends."
+        10, "A run ends after this many steps in a row without a finite gradient. Each of them is skipped."
     )
     max_uniform_batches: int | None = option(
         None,
-        "The number of generation batches in a row with all rewards equal, or none, after which a run ends. The "
-        "default is a warning.",
+        "A run ends after this many generation batches in a row whose rewards are all equal or all missing. By default "
+        "there is a warning.",
     )
     on_invalid_gold: str = option(
         "error", "What to do with problems whose gold does not verify against itself: 'error' or 'drop'."
@@ -102,7 +102,7 @@ class BasisConfig(GRPOConfig):
         "Starts a new run in a folder with the checkpoints of an earlier run, and moves them into a folder previous-N.",
     )
     allow_changed_settings: bool = option(
-        False, "Resumes even if settings differ that change the order of the data or the meaning of the state."
+        False, "Resumes even if settings have changed on which the order of the data or the saved state depends."
     )
     allow_truncated_sampling: bool = option(
         False, "Trains on rollouts drawn with top_p, top_k or min_p, although the loss scores the whole vocabulary."

@@ -14,6 +14,7 @@ import pytest
 from basis_rl.baselines import BASELINES
 from basis_rl.recipe.file import parser
 from basis_rl.recipe.sources import section_of
+from basis_rl.trainer import BasisConfig
 from website.build import EXPORTING, MODULES, PAGES, ROOT, api_pages, linked, with_bars
 from website.tables import GENERATED, cell, filled, keys
 
@@ -73,6 +74,14 @@ def test_links_lead_somewhere(path):
             assert path in OTHERS or any(found in ROOT.glob(pattern) for pattern in PAGES), f"{target} is not there"
 
 
+@pytest.mark.parametrize("path", SHOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_belongs_to_an_item_of_a_list_is_indented_as_the_site_needs_it(path):
+    """GitHub takes two spaces, Python-Markdown four and a blank line before the next item; else the list ends."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.S | re.M)
+    assert not re.findall(r"^\n {1,3}\S.*", text, re.M)
+    assert not re.findall(r"^ {4}\S.*\n(?:-|\d+\.) .*", text, re.M)
+
+
 def test_every_key_is_on_the_page_with_its_meaning():
     there = {name: (section, kind, default, meaning) for section, name, kind, default, meaning in keys()}
     known = {action.dest for action in parser()._actions} - {"help"}
@@ -109,6 +118,9 @@ def test_cells_and_links_of_the_site():
 def test_the_api_has_every_export():
     pages = api_pages()
     assert len(pages) == len(EXPORTING) + len(MODULES) + 1
+    config = pages["docs/api/trainer.md"]
+    for field in BasisConfig.__annotations__:
+        assert f"| `{field}` | `" in config, field
     for name in EXPORTING:
         page = pages[f"docs/api/{name.split('.')[-1]}.md"]
         exports = [f"{name}.{each}" for each in importlib.import_module(name).__all__]
@@ -118,8 +130,22 @@ def test_the_api_has_every_export():
     assert {name.split(".")[1] for name in EXPORTING} == exporting
 
 
+def formulas_are_typeset(pages, search):
+    """Each page with dollar signs in its prose has as many formulas; outside of code no dollar sign or TeX is left."""
+    for path, page in pages.items():
+        prose = re.sub(r"<(pre|code|script|math|annotation)\b.*?</\1>", "", page, flags=re.S)
+        assert not re.search(r"\$|\\[(\[]|arithmatex", re.sub(r"<[^>]*>", "", prose)), path
+    baselines = next(page for path, page in pages.items() if path.match("docs/baselines.html"))
+    assert re.search(r'<math[^>]*display="block".*?<mfrac>', baselines, re.S)
+    source = re.sub(r"```.*?```|`[^`]*`", "", (ROOT / "docs" / "estimators.md").read_text(), flags=re.S)
+    estimators = next(page for path, page in pages.items() if path.match("docs/estimators.html"))
+    assert estimators.count("<math ") == len(re.findall(r"\$[^$]+\$", source)) > 20
+    return "\\\\(r" not in search
+
+
 @pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="make docs-tools")
+@pytest.mark.skipif(importlib.util.find_spec("latex2mathml") is None, reason="make docs-tools")
 def test_the_site_is_built_offline_and_strictly(tmp_path):
     """As `make docs` does, without a network where the machine lets us take it away."""
     alone = ["unshare", "--net", "--map-root-user"]
@@ -134,7 +160,11 @@ def test_the_site_is_built_offline_and_strictly(tmp_path):
     assert not re.findall(r'<(?:script|img|iframe)[^>]*src="https?:', "".join(pages.values()))
     assert not re.findall(r'<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*href="https?:', "".join(pages.values()))
     assert "num_generations" in pages[site / "docs" / "keys.html"]
-    assert 'id="basis_rl.baselines.Basis"' in pages[site / "docs" / "api" / "baselines.html"]
+    api = site / "docs" / "api"
+    assert 'id="basis_rl.baselines.Basis"' in pages[api / "baselines.html"]
+    shown = set(re.findall(r'id="basis_rl\.trainer\.BasisTrainer\.(\w+)"', pages[api / "trainer.html"]))
+    assert shown == {"train", "evaluate"}
+    assert formulas_are_typeset(pages, (site / "search.json").read_text())
     (tmp_path / "docs" / "docs" / "tutorial.md").write_text("[nowhere](nowhere.md)")
     again = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "-f", str(tmp_path / "zensical.toml")]
     assert subprocess.run(again, cwd=tmp_path, check=False, capture_output=True).returncode, "a broken link is an error"
