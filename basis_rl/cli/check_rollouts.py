@@ -10,8 +10,9 @@ from basis_rl.engine import end_tokens, prompt_tokens
 from basis_rl.estimate.report import Warn
 from basis_rl.recipe.build import model_init_kwargs
 from basis_rl.recipe.keys import Recipe
+from basis_rl.rewards.call import call
 from basis_rl.rewards.extract import completion_text
-from basis_rl.trainer.first_rollouts import Rollout, explanation, reads_boxes, score
+from basis_rl.trainer.first_rollouts import Rollout, explanation, reads_boxes
 from basis_rl.trainer.plan import Plan, sampling_of, with_tools
 from basis_rl.trainer.rewarding import total_rewards
 from basis_rl.values.sources import ModelSource, load_model
@@ -31,16 +32,12 @@ def rollouts(recipe: Recipe, plan: Plan, count: int, warn: Warn) -> str:
     model = load_model(name, use_cpu=args.use_cpu, **settings)
     seeds = {tuple(range(len(rows))): args.seed}
     drawn = dict(ModelSource(model, tokenizer).draw(tokens, seeds, sampling_of(args), 1, threading.Event()))
-    found = []
-    for index, row in enumerate(rows):
-        (completion,) = drawn[index]
-        said = completion.text if isinstance(row["prompt"], str) else [
-            {"role": "assistant", "content": completion.text}
-        ]  # fmt: skip
-        found.append(Rollout(row["prompt"], said, completion.token_ids))
+    said = [(drawn[index][0].text, drawn[index][0].token_ids) for index in range(len(rows))]
+    found = [Rollout(row["prompt"], *each) for row, each in zip(rows, said, strict=True)]
     functions = [function for function in plan.reward_funcs if callable(function) and not hasattr(function, "forward")]
     weights = torch.tensor(args.reward_weights or [1.0] * len(functions))
-    totals = total_rewards(torch.tensor(score(functions, rows, found)).T, weights).tolist() if functions else []
+    scores = torch.tensor([call(function, rows, said) for function in functions])
+    totals = total_rewards(scores.T, weights).tolist() if functions else []
     ends = end_tokens(model.generation_config, tokenizer)
     limit = args.max_completion_length
     told = explanation(totals, found, ends, limit, boxes=reads_boxes(functions)) if totals else None
