@@ -48,6 +48,18 @@ class EvalArguments(DataArguments):
     min_p: float | None = option(None, "The least probability of a token, relative to the most likely one.")
     repetition_penalty: float = option(1.0, "The penalty for repeated tokens. 1 turns it off.")
     max_new_tokens: int | None = option(None, f"The default is what the context leaves, and at most {MOST_NEW_TOKENS}.")
+    recipe: str | None = option(
+        None,
+        "A recipe, or none: its template, system prompt, reward functions, columns and completion length hold where no "
+        "option says otherwise, and without benchmarks or dataset_name its problems. The default is that of the run "
+        "whose folder MODEL is or lies in.",
+    )
+    reward_funcs: list[str] = option(
+        None,
+        "As in a recipe. The first one that judges more than form and length grades; a full score is right.",
+        factory=lambda: ["math_verify"],
+    )
+    reward_kwargs: dict[str, Any] | str = option(None, "As in a recipe, such as '{column: test_list}'.", factory=dict)
     answer_in: str = option(
         "auto",
         "Where the answer of a rollout is: box, tag, hashes, last_line, last_number or anywhere. `auto` is a box, or "

@@ -151,6 +151,10 @@ class CodeReward(Reward):
             )  # fmt: skip
         return rewards
 
+    def answers(self, completions: Completions, prompts: Column = ()) -> list[str | None]:
+        """The program of each rollout; None where there is none."""
+        return [next(iter(last_code(completion_text(completion))), None) for completion in completions]
+
     def check_golds(self, solution: Column) -> list[int]:
         """Indices of the cells that hold no tests; none where the tests are in another column."""
         return [i for i, cell in enumerate(solution) if self.column == "solution" and not self._cases(cell, None)]
