@@ -76,6 +76,7 @@ class EvalArguments(DataArguments):
     trust_remote_code: bool = option(False, "Runs code that comes with the model.")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.model:
             raise ValueError("Which model? `basis-rl eval MODEL --benchmarks math500`: a Hub id or a folder.")
         self.benchmarks = [name for word in self.benchmarks for name in word.split(",") if name]

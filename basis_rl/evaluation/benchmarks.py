@@ -14,7 +14,7 @@ from basis_rl.data import DataArguments, load_prompts
 from basis_rl.data.prompts import BOXED
 from basis_rl.names import FORMATS, did_you_mean
 from basis_rl.rewards import gold_answer
-from basis_rl.rewards.base import GoldChecker
+from basis_rl.rewards.base import GoldChecker, gold_columns
 
 
 @dataclass(frozen=True)
@@ -168,14 +168,15 @@ def checked(problems: Problems, reward: Any, on_invalid_gold: str) -> Problems:
         ValueError: there are others, and `on_invalid_gold` is not 'drop'.
     """
     dataset = problems.dataset
-    bad = reward.check_golds(list(dataset["solution"])) if isinstance(reward, GoldChecker) else []
+    cells = [list(dataset[name]) for name in gold_columns(reward)]
+    bad = reward.check_golds(*cells) if isinstance(reward, GoldChecker) else []
     if not bad:
         return problems
     if on_invalid_gold != "drop":
         shown = "; ".join(f"problem {i}: {dataset[i]['solution'][:80]!r}" for i in bad[:5])
         raise ValueError(
             f"{problems.name}: {len(bad)} of {len(dataset)} golds do not verify against themselves ({shown}). Fix "
-            "them, or set --on_invalid_gold drop."
+            f"them, or set --on_invalid_gold drop. {getattr(reward, 'gold_help', '')}".rstrip()
         )
     if len(bad) == len(dataset):
         raise ValueError(f"{problems.name}: no gold verifies against itself. Is it the right column?")
