@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from basis_rl import resources
-from basis_rl.names import Mistakes, check_file, did_you_mean
+from basis_rl.names import Mistakes, check_columns, check_file, did_you_mean
 from basis_rl.recipe.sources import known_keys
 from basis_rl.recipe.trl_recipes import from_trl
 
@@ -23,8 +23,21 @@ from basis_rl.recipe.trl_recipes import from_trl
 DICT_KEYS = ("baseline_kwargs", "reward_kwargs", "dataset_kwargs", "tool_kwargs", "prompt_sampler_kwargs")
 
 
+_COLUMNS = ("prompt_column", "solution_column", "context_column", "difficulty_column")
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes ``1e-6`` for a string, since it has no point; everybody means the number."""
+    """YAML 1.1 takes ``1e-6`` for a string, since it has no point; everybody means the number. And of a key that stands
+    twice it would take the last value."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            first = lines.setdefault(str(key.value), line)
+            if first != line and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.YAMLError(f"the key '{key.value}' stands twice, in lines {first} and {line}. Leave one out.")
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(
@@ -182,6 +195,13 @@ def check_flags(arguments: Sequence[str], flags: Collection[str]) -> None:
     wrong.tell()
 
 
+def check_data(given: Mapping[str, Any]) -> None:
+    """Raise ValueError for a file of problems that is not there, or lacks a column that is named for it."""
+    name = str(given.get("dataset_name") or "")
+    check_file(name)
+    check_columns(name, {key: given.get(key) for key in _COLUMNS})
+
+
 def check_words(argv: Sequence[str]) -> None:
     """What `parse_recipe` would refuse of the names alone, in a fraction of its time; sets the recipe's ``env`` too.
 
@@ -197,6 +217,5 @@ def check_words(argv: Sequence[str]) -> None:
         return
     wrong = Mistakes()
     wrong.tried(check_keys, words, [key.name for key in keys], {flag for key in keys for flag in key.flags})
-    named = {**words.config, **peek(words.arguments, ["dataset_name"])[0]}.get("dataset_name")
-    wrong.tried(check_file, str(named or ""))
+    wrong.tried(check_data, {**words.config, **peek(words.arguments, ["dataset_name", *_COLUMNS])[0]})
     wrong.tell()
