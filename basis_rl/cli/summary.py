@@ -38,6 +38,12 @@ def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks
     if rows:
         lines += [f"{'':{width}}  {'before':>7}  {'after':>7}"]
         lines += [f"{name:{width}}  {first:7.3g}  {last:7.3g}  {note}" for name, first, last, note in rows]
+    if len({row["reward"] for row in log if row.get("reward") is not None} | {0}) == 1 and rows:
+        lines += [
+            "The reward was 0 in every step, so nothing was learnt. See what the model writes, and why it is wrong:",
+            f"  basis-rl rollouts {quote(str(output))}",
+            "and try the next recipe before it runs: basis-rl check RECIPE --rollouts 16",
+        ]
     lines += [f"In {output}:", "  the model and its tokenizer"]
     lines += [f"  {name:13}  {what}" for name, what in _FILES.items() if (output / name).is_file()]
     place, measured = quote(str(output)), quote(",".join(benchmarks))

@@ -122,7 +122,7 @@ def test_all_turns_of_a_conversation_and_means_over_tokens():
         rewards=torch.tensor([torch.nan]), group_ids=torch.zeros(1).long(), prompt_ids=["id"], action_mask=mask
     )
     values = per_rollout(torch.tensor([[1.0, 2.0, 9.0]]), mask)
-    (row,) = rollout_rows(logs, batch, values, [0.25], [(3, True)])
+    (row,) = rollout_rows(logs, batch, values, [0.25], [(3, True, "7")])
     for said in ("[assistant]", '"add"', "[tool]\n2", "Hm\nTwo"):
         assert said in row["completion"]
     assert (row["baseline"], row["reward"], row["rewards"], row["chance"]) == (1.5, None, {"f": None}, 0.25)
