@@ -63,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Outside of what saves its state when it is asked to stop.
     except KeyboardInterrupt:
         return fail(f"{arguments[0]} was interrupted (Ctrl-C).", STOPPED)
-    # About what was asked for; a run that has begun raises others.
-    except (ValueError, OSError) as error:
+    # About what was asked for, or is not installed; a run that has begun raises others.
+    except (ValueError, OSError, ImportError) as error:
         return report(error)
 
 
