@@ -271,13 +271,25 @@ def without_secrets(args: BasisConfig) -> BasisConfig:
     return public
 
 
+# What TRL and transformers refuse without saying which keys to set.
+_WAYS_OUT = {
+    "divisible by num_generations": "It is per_device_train_batch_size x gradient_accumulation_steps (or "
+    "steps_per_generation) x processes: change one of these, or num_generations.",
+    "doesn't support bf16": "For a CPU set use_cpu: true and bf16: false.",
+}
 _init = BasisConfig.__init__
 
 
 @functools.wraps(_init)
 def _with_hint(self: BasisConfig, *args: Any, **settings: Any) -> None:
     refuse_unknown("BasisConfig", settings, [each.name for each in dataclasses.fields(self)])
-    _init(self, *args, **settings)
+    try:
+        _init(self, *args, **settings)
+    except ValueError as error:
+        for said, way_out in _WAYS_OUT.items():
+            if said in str(error):
+                raise ValueError(f"{error} {way_out}") from error
+        raise
 
 
 BasisConfig.__init__ = _with_hint  # type: ignore[method-assign]

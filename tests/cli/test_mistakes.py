@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import torch
 import yaml
 
 from basis_rl import names
@@ -117,3 +118,12 @@ def test_a_misspelt_argument_in_python_leads_to_the_right_one(tmp_path):
     assert "learning_rate" in inspect.signature(BasisConfig).parameters
     copied = pickle.loads(pickle.dumps(BasisConfig(str(tmp_path), use_cpu=True, bf16=False, learning_rate=3e-6)))
     assert copied.learning_rate == 3e-6
+
+
+def test_what_trl_refuses_names_the_keys_to_set(tmp_path):
+    sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "use_cpu": True, "bf16": False}
+    with pytest.raises(ValueError, match="per_device_train_batch_size x gradient_accumulation_steps"):
+        BasisConfig(str(tmp_path), num_generations=3, **sizes)
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="use_cpu: true and bf16: false"):
+            BasisConfig(str(tmp_path), bf16=True)

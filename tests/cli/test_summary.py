@@ -54,3 +54,12 @@ def test_an_evaluation_is_suggested_only_where_it_makes_sense(tmp_path):
     assert suggested_benchmarks(parse_recipe(sums)) == []
     assert suggested_benchmarks(parse_recipe([*given, "--dataset_name", "mine.jsonl"])) == ["math500"]
     assert suggested_benchmarks(parse_recipe([*sums, "--eval_benchmarks", "aime24"])) == ["aime24"]
+
+
+def test_a_run_without_any_reward_says_so_and_where_to_look(tmp_path):
+    never = [{"step": step, "reward": 0.0} for step in range(1, 5)]
+    assert f"basis-rl rollouts {shlex.quote(str(tmp_path))}" in summary(
+        [*never, {"step": 4, **SPENT}], tmp_path, "greedy"
+    )
+    for other in (LOG, [*never, {"step": 5, "reward": 0.1}], [{**row, "reward": 1.0} for row in never]):
+        assert "basis-rl rollouts" not in summary([*other, {"step": 5, **SPENT}], tmp_path, "greedy")
