@@ -84,35 +84,20 @@ def check_file(name: str) -> None:
         raise ValueError(f"dataset_name: there is no file '{name}'.")
 
 
-# What keys are called elsewhere.
-_ELSEWHERE = {
-    "model_name_or_path": "model model_name model_path base_model",
-    "dataset_name": "data dataset train_file train_files dataset_path data_path",
-    "learning_rate": "lr",
-    "per_device_train_batch_size": "batch_size train_batch_size micro_batch_size bs",
-    "gradient_accumulation_steps": "grad_accum accumulation accumulate_grad_batches",
-    "num_train_epochs": "epochs num_epochs total_epochs",
-    "max_steps": "steps num_steps total_steps",
-    "num_generations": "group_size num_rollouts rollouts n n_samples num_samples",
-    "max_completion_length": "max_tokens max_new_tokens max_length max_response_length",
-    "output_dir": "output out save_dir",
-    "reward_funcs": "reward rewards reward_func reward_function",
-    "reward_kwargs": "reward_params",
-    "prompt_template": "template",
-    "system_prompt": "system",
-    "prompt_sampler": "sampler",
-    "beta": "kl kl_coef kl_coeff",
-    "epsilon": "clip clip_range clip_eps",
-    "baseline": "algorithm algo adv_estimator advantage_estimator estimator",
-    "use_peft": "lora peft",
-    "lora_r": "lora_rank rank",
-    "use_vllm": "vllm",
-    "use_cpu": "cpu no_cuda",
-    "report_to": "wandb logger",
-    "max_grad_norm": "grad_clip clip_grad",
-    "resume_from_checkpoint": "resume",
-}
-_MEANT = {other: key for key, others in _ELSEWHERE.items() for other in others.split()}
+# Keys, and what they are called elsewhere.
+_ELSEWHERE = (
+    "model_name_or_path: model model_name model_path base_model; dataset_name: data dataset train_file train_files; "
+    "learning_rate: lr; per_device_train_batch_size: batch_size train_batch_size micro_batch_size; num_train_epochs: "
+    "epochs num_epochs total_epochs; gradient_accumulation_steps: grad_accum accumulation; max_steps: steps num_steps; "
+    "num_generations: group_size num_rollouts rollouts n n_samples num_samples; max_completion_length: max_tokens "
+    "max_new_tokens max_length max_response_length; output_dir: output out save_dir; reward_funcs: reward rewards "
+    "reward_func reward_function; prompt_template: template; system_prompt: system; prompt_sampler: sampler; beta: kl "
+    "kl_coef; epsilon: clip clip_range clip_eps; baseline: algorithm algo adv_estimator advantage_estimator estimator; "
+    "use_peft: lora peft; lora_r: lora_rank; use_vllm: vllm; use_cpu: cpu no_cuda; report_to: wandb logger; "
+    "max_grad_norm: grad_clip; resume_from_checkpoint: resume"
+)
+_PAIRS = [part.split(": ") for part in _ELSEWHERE.split("; ")]
+MEANT = {other: key for key, others in _PAIRS for other in others.split()}
 
 
 def check_columns(name: str, columns: Mapping[str, Any]) -> None:
@@ -140,7 +125,7 @@ def check_columns(name: str, columns: Mapping[str, Any]) -> None:
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """``" Did you mean 'x'?"`` for the known name that `name` is elsewhere or that is nearest, or an empty string."""
     bare = str(name).lstrip("-")
-    meant = str(name).replace(bare, _MEANT.get(bare.lower().replace("-", "_"), bare))
+    meant = str(name).replace(bare, MEANT.get(bare.lower().replace("-", "_"), bare))
     if meant != str(name) and meant in known:
         return f" Did you mean '{meant}'?"
     near = difflib.get_close_matches(str(name), list(known), n=1)

@@ -220,7 +220,7 @@ class MathVerifyReward(AfterThought, Reward):
         verdicts = self._gold_verdicts(solution)
         notes = _notes(verdicts)
         if notes:
-            shown = "; ".join(f"row {i}, {note}: {str(solution[i])[:80]!r}" for i, note in list(notes.items())[:5])
+            shown = "; ".join(f"{str(solution[i])[:80]!r} ({note})" for i, note in list(notes.items())[:5])
             _log.warning("%d of %d golds may not say what they mean: %s.", len(notes), len(verdicts), shown)
         return [i for i, row in enumerate(verdicts) if row.isdisjoint({"right", "wrong", "misread", "failed"})]
 
