@@ -147,10 +147,10 @@ def plan_recipe(recipe: Recipe, baseline: Baseline | None = None) -> Plan:
         ValueError: see `plan_run`, and names or parameters that are wrong.
     """
     run = recipe.run
-    for key in ("loss_type", "importance_sampling_level") if run.objective else ():
-        # What TRL's default is was given too.
-        found = build_objective(run.objective)
-        if key in recipe.resolved and getattr(found, key, None) != recipe.resolved[key]:
+    found = build_objective(run.objective) if run.objective else None
+    for key in ("loss_type", "importance_sampling_level"):
+        # Also where it is TRL's default, which `plan_run` cannot tell from one that is not given.
+        if found is not None and key in recipe.resolved and getattr(found, key, None) != recipe.resolved[key]:
             means = f"means {key} {getattr(found, key, 'of its own')}"
             raise ValueError(f"objective '{run.objective}' {means}, but {key} is '{recipe.resolved[key]}'. Drop one.")
     recipe.args.model_init_kwargs = model_init_kwargs(recipe)

@@ -179,8 +179,8 @@ class BasisTrainer(GRPOTrainer):
     ) -> None:
         # A plan that is given was checked with the model's configuration as well, before its weights are loaded.
         checked = plan is not None
-        known = [*signature(GRPOTrainer).parameters, *signature(BasisTrainer).parameters]
-        refuse_unknown("BasisTrainer", kwargs, known)
+        arguments = [*signature(GRPOTrainer).parameters, *signature(BasisTrainer).parameters]
+        refuse_unknown("BasisTrainer", kwargs, arguments)
         if plan is None:
             plan = plan_run(model, reward_funcs, args, baseline, objective, prompt_sampler, **kwargs)
             plan = with_data(plan, train_dataset, eval_dataset)
