@@ -30,7 +30,7 @@ def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks
         log: what was logged, in order (`TrainerState.log_history`).
         output: folder of the run, with everything written.
         how: how the rollouts of evaluations were drawn.
-        benchmarks: suggested for an evaluation of the model; without any, none is suggested.
+        benchmarks: suggested for an evaluation of the model; without any it is one on the recipe's own problems.
     """
     rows = before_and_after(log, how)
     width = max((len(row[0]) for row in rows), default=0)
@@ -47,10 +47,9 @@ def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks
     lines += [f"In {output}:", "  the model and its tokenizer"]
     lines += [f"  {name:13}  {what}" for name, what in _FILES.items() if (output / name).is_file()]
     place, measured = quote(str(output)), quote(",".join(benchmarks))
-    evaluate = [f"  basis-rl eval {place} --benchmarks {measured}"] if benchmarks else []
     lines += [
         "Next:",
-        *evaluate,
+        f"  basis-rl eval {place}" + (f" --benchmarks {measured}" if benchmarks else ""),
         f"  basis-rl compare {place} OTHER_RUN",
         f"  basis-rl push {place} OWNER/NAME",
     ]
