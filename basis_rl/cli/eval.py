@@ -103,7 +103,8 @@ def parse(argv: Sequence[str]) -> EvalArguments:
     keys = parser()
     check_flags(argv, keys.flags())
     given = peek(argv, ["model", "recipe", "dataset_name", "benchmarks", "reward_funcs"])[0]
-    path = given.get("recipe") or recipe_of(str(given.get("model") or ""))
+    named = str(given.get("recipe") or given.get("model") or "")
+    path = recipe_of(named) or given.get("recipe")
     taken = of_recipe(path, given) if path and path != "none" else {}
     keys.set_defaults_with_config(**taken)
     (options,) = keys.parse_args_into_dataclasses(list(argv), look_for_args_file=False)

@@ -247,7 +247,7 @@ def test_a_run_is_asked_and_graded_as_it_was_trained(case, inside, model, tmp_pa
     assert ("Which? 0" in asked) == (case is CHOICES)
     assert ("Mark it." in asked) == (case is LINES)
     # What options say wins, one by one; and the base model is asked as the run is.
-    more = ["--recipe", str(run / "recipe.yaml"), "--dataset_name", str(data), "--max_new_tokens", "5"]
+    more = ["--recipe", str(run / inside), "--dataset_name", str(data), "--max_new_tokens", "5"]
     assert (
         main(["eval", str(model), *more, "--output_dir", str(tmp_path / "base"), "--prompt_template", "So: {prompt}"])
         == 0
