@@ -50,8 +50,8 @@ class EvalArguments(DataArguments):
     max_new_tokens: int | None = option(None, f"The default is what the context leaves, and at most {MOST_NEW_TOKENS}.")
     recipe: str | None = option(
         None,
-        "A recipe, the folder of a run, or none: its prompts, columns, rewards and completion length hold "
-        "where no option says otherwise, and its problems without benchmarks or dataset_name. The default is that of the run that MODEL is of.",
+        "A recipe, the folder of a run, or none: its prompts, columns, rewards and completion length hold where no "
+        "option says otherwise, and without benchmarks or dataset_name its problems. The default is the run of MODEL.",
     )
     reward_funcs: list[str] = option(
         None,
