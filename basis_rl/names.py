@@ -9,11 +9,13 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
 
+# Bytes of a file that is looked through.
+_READ = 64 << 20
 _Result = TypeVar("_Result")
 # Of files of rows, with the names that `datasets` has for them.
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
@@ -82,10 +84,59 @@ def check_file(name: str) -> None:
         raise ValueError(f"dataset_name: there is no file '{name}'.")
 
 
+# Keys, and what they are called elsewhere.
+_ELSEWHERE = (
+    "model_name_or_path: model model_name model_path base_model; dataset_name: data dataset train_file train_files; "
+    "learning_rate: lr; per_device_train_batch_size: batch_size train_batch_size micro_batch_size; num_train_epochs: "
+    "epochs num_epochs total_epochs; gradient_accumulation_steps: grad_accum accumulation; max_steps: steps num_steps; "
+    "num_generations: group_size num_rollouts rollouts n n_samples num_samples; max_completion_length: max_tokens "
+    "max_new_tokens max_length max_response_length; output_dir: output out save_dir; reward_funcs: reward rewards "
+    "reward_func reward_function; prompt_template: template; system_prompt: system; prompt_sampler: sampler; beta: kl "
+    "kl_coef; epsilon: clip clip_range clip_eps; baseline: algorithm algo adv_estimator advantage_estimator estimator; "
+    "use_peft: lora peft; lora_r: lora_rank; use_vllm: vllm; use_cpu: cpu no_cuda; report_to: wandb logger; "
+    "max_grad_norm: grad_clip; resume_from_checkpoint: resume"
+)
+_PAIRS = [part.split(": ") for part in _ELSEWHERE.split("; ")]
+MEANT = {other: key for key, others in _PAIRS for other in others.split()}
+
+
+def check_columns(name: str, columns: Mapping[str, Any]) -> None:
+    """Refuse columns whose name a file of rows does not hold: a moment, where to load it takes the imports' time.
+
+    Args:
+        name: path of the file, of any kind or size.
+        columns: column of each key, None where the key is not set.
+
+    Raises:
+        ValueError: a column cannot be there.
+    """
+    path = Path(name)
+    if path.suffix not in (".jsonl", ".csv") or not path.is_file() or path.stat().st_size > _READ:
+        return
+    text = path.read_text(errors="replace")
+    first = text.strip().partition("\n")[0]
+    for key, column in columns.items():
+        # Of records within records the outer one.
+        outer = str(column or "").split(".")[0]
+        if outer.isascii() and outer not in (first if path.suffix == ".csv" else text):
+            raise ValueError(f"{key}: '{name}' has no column '{column}'; its first line is {first[:200]}")
+
+
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """``" Did you mean 'x'?"`` for the known name that is nearest to `name`, or an empty string."""
+    """``" Did you mean 'x'?"`` for the known name that `name` is elsewhere or that is nearest, or an empty string."""
+    bare = str(name).lstrip("-")
+    meant = str(name).replace(bare, MEANT.get(bare.lower().replace("-", "_"), bare))
+    if meant != str(name) and meant in known:
+        return f" Did you mean '{meant}'?"
     near = difflib.get_close_matches(str(name), list(known), n=1)
     return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def refuse_unknown(what: str, given: Collection[str], known: Collection[str]) -> None:
+    """Raise TypeError for an argument that is not known, with the nearest one that is."""
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{what} has no argument '{name}'.{did_you_mean(name, known)}")
 
 
 def article(word: str) -> str:

@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, list[float]]:
             for number in range(1, repeats + 1):
                 logs, batch = step(extra)
                 began = time.process_time()
-                kept.add(rollout_rows(logs, batch, [0.5] * ROLLOUTS, None, [(TOKENS, False)] * ROLLOUTS))
+                kept.add(rollout_rows(logs, batch, [0.5] * ROLLOUTS, None, [(TOKENS, False, "72")] * ROLLOUTS))
                 kept.write(number)
                 seconds.append(time.process_time() - began)
             size = sum(path.stat().st_size for path in Path(folder, "rollouts").iterdir()) / repeats

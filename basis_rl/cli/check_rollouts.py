@@ -11,8 +11,9 @@ from basis_rl.estimate.report import Warn
 from basis_rl.estimate.waste import waste
 from basis_rl.recipe.build import model_init_kwargs
 from basis_rl.recipe.keys import Recipe
+from basis_rl.rewards.call import call
 from basis_rl.rewards.extract import completion_text
-from basis_rl.trainer.first_rollouts import Rollout, explanation, reads_boxes, score
+from basis_rl.trainer.first_rollouts import Rollout, explanation, reads_boxes
 from basis_rl.trainer.gather import prompt_ids_of
 from basis_rl.trainer.plan import Plan, sampling_of, with_tools
 from basis_rl.trainer.rewarding import total_rewards
@@ -44,17 +45,13 @@ def rollouts(recipe: Recipe, plan: Plan, count: int, warn: Warn) -> str:
     source = ModelSource(load_model(name, use_cpu=args.use_cpu, **settings), tokenizer)
     seeds = {tuple(chunk): args.seed + i for i, chunk in enumerate(source.chunks(tokens, of_each))}
     drawn = dict(source.draw(tokens, seeds, sampling_of(args), of_each, threading.Event()))
-    found = []
-    for index, row in enumerate(rows):
-        for completion in drawn[index]:
-            said = completion.text if isinstance(row["prompt"], str) else [
-                {"role": "assistant", "content": completion.text}
-            ]  # fmt: skip
-            found.append(Rollout(row["prompt"], said, completion.token_ids))
+    repeated = [row for row in rows for _ in range(of_each)]
+    said = [(each.text, each.token_ids) for index in range(len(rows)) for each in drawn[index]]
+    found = [Rollout(row["prompt"], *each) for row, each in zip(repeated, said, strict=True)]
     functions = [function for function in plan.reward_funcs if callable(function) and not hasattr(function, "forward")]
     weights = torch.tensor(args.reward_weights or [1.0] * len(functions))
-    repeated = [row for row in rows for _ in range(of_each)]
-    totals = total_rewards(torch.tensor(score(functions, repeated, found)).T, weights).tolist() if functions else []
+    scores = torch.tensor([call(function, repeated, said) for function in functions])
+    totals = total_rewards(scores.T, weights).tolist() if functions else []
     ends = end_tokens(source.model.generation_config, tokenizer)
     limit = args.max_completion_length
     told = explanation(totals, found, ends, limit, boxes=reads_boxes(functions)) if totals else None

@@ -2,23 +2,115 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 from basis_rl.cli.main import LOST, STOPPED, fail
+from basis_rl.data import DataArguments
 from basis_rl.engine import ServersLost
 from basis_rl.engine.server import ServerError
 from basis_rl.evaluation.arguments import EvalArguments
 from basis_rl.evaluation.plan import EvalPlan
 from basis_rl.recipe.build import load_by_name
-from basis_rl.recipe.file import Parser
-from basis_rl.recipe.words import check_flags
-from basis_rl.rewards import MathVerifyReward
+from basis_rl.recipe.file import Parser, take_lists
+from basis_rl.recipe.keys import RunArguments
+from basis_rl.recipe.words import check_flags, parse_value, peek, read_words
+from basis_rl.rewards.registry import build_reward, split_params
+from basis_rl.run.record import RUN_FILE
+from basis_rl.trainer import BasisConfig
+
+_MATH = "math_verify"
+# They judge whether a rollout has the right form, not whether it is right.
+_FORMS = ("format", "overlong")
+# Keys that say which problems there are, rather than what a row is.
+_WHICH = {"dataset_name", "dataset_config", "dataset_kwargs", "dataset_train_split", "dataset_test_split",
+          "max_train_samples", "test_fraction"}  # fmt: skip
 
 
 def parser() -> Parser:
     """The options, `EvalArguments`; dashes and underscores are the same."""
     return Parser(EvalArguments, prog="basis-rl eval MODEL", allow_abbrev=False)
+
+
+def recipe_of(model: str) -> str | None:
+    """The recipe of the run whose folder `model` is or lies in (``final``, ``checkpoint-N``); None for other models."""
+    place = Path(model)
+    folder = place.parent if place.name == "final" or place.name.startswith("checkpoint-") else place
+    if not (folder / RUN_FILE).is_file():
+        return None
+    if not (folder / "recipe.yaml").is_file():
+        print(f"'{folder}' is the run of a script, so there is no recipe: name its template and reward by options.")
+        return None
+    return str(folder / "recipe.yaml")
+
+
+def of_recipe(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of an evaluation as a recipe has them: what is asked, how and for how long, and what grades.
+
+    Args:
+        path: of the recipe.
+        given: options of the command line. Its own ``dataset_name`` is read as the recipe's is; benchmarks are
+            mathematics, which a recipe of something else does not change.
+    """
+    config = read_words([path]).config
+    run = RunArguments(**{key: config[key] for key in ("reward_funcs", "reward_kwargs") if config.get(key)})
+    take_lists(run, config)
+    names = {each.name for each in fields(DataArguments)} - (_WHICH if given.get("dataset_name") else set())
+    if given.get("benchmarks"):
+        names = {"prompt_template", "system_prompt"} if _MATH in run.reward_funcs else set()
+    found = {key: value for key, value in config.items() if key in names}
+    if names and not given.get("reward_funcs"):
+        name = grading(run.reward_funcs)
+        params = split_params(run.reward_funcs, run.reward_kwargs or {})[name]
+        found |= {"reward_funcs": [name]}
+        found |= {"answer_in": params.pop("answer_in")} if "answer_in" in params else {}
+        found |= {"reward_kwargs": params} if params else {}
+    if "chat_template_kwargs" in config:
+        found["chat_template_kwargs"] = json.dumps(config["chat_template_kwargs"])
+    length = BasisConfig.__dataclass_fields__["max_completion_length"].default
+    found["max_new_tokens"] = config.get("max_completion_length", length)
+    return found
+
+
+def grading(names: Sequence[str]) -> str:
+    """The reward function that grades: the first one that judges more than form and length."""
+    return next((name for name in names if name not in _FORMS), names[0])
+
+
+def build_grader(options: EvalArguments) -> Any:
+    """The reward function that grades.
+
+    Raises:
+        ValueError: a name or parameters that do not fit.
+    """
+    kwargs = options.reward_kwargs
+    kwargs = parse_value("--reward_kwargs", kwargs) if isinstance(kwargs, str) else kwargs
+    name = grading(options.reward_funcs)
+    params = split_params(options.reward_funcs, kwargs)[name]
+    if name == _MATH or options.answer_in != "auto":
+        params["answer_in"] = options.answer_in
+    if options.num_workers is not None:
+        params["num_workers"] = options.num_workers
+    return build_reward(name, params)
+
+
+def parse(argv: Sequence[str]) -> EvalArguments:
+    """The options, those of the recipe behind those that are given; says what was taken from it."""
+    keys = parser()
+    check_flags(argv, keys.flags())
+    given = peek(argv, ["model", "recipe", "dataset_name", "benchmarks", "reward_funcs"])[0]
+    named = str(given.get("recipe") or given.get("model") or "")
+    path = recipe_of(named) or given.get("recipe")
+    taken = of_recipe(path, given) if path and path != "none" else {}
+    keys.set_defaults_with_config(**taken)
+    (options,) = keys.parse_args_into_dataclasses(list(argv), look_for_args_file=False)
+    if held := [f"{key} {value!r}" for key, value in taken.items() if getattr(options, key) == value]:
+        print(f"From '{path}', where options say nothing else: {', '.join(held)}.", flush=True)
+    return options
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,12 +123,10 @@ def main(argv: Sequence[str]) -> int:
             "basis-rl eval runs in one process: start it without accelerate launch, and for several GPUs with "
             "--backend vllm --vllm_args='--data-parallel-size N'."
         )
-    keys = parser()
-    check_flags(words, keys.flags())
-    (options,) = keys.parse_args_into_dataclasses(words, look_for_args_file=False)
+    options = parse(words)
     config, tokenizer = load_by_name(options.model, options.revision, options.trust_remote_code)
     kept = f"The rollouts so far are in {options.folder}; the same command resumes."
-    reward = MathVerifyReward(num_workers=options.num_workers, answer_in=options.answer_in)
+    reward = build_grader(options)
     try:
         plan = EvalPlan(options, config, tokenizer, reward)
         print(f"\n{plan.run()}\n\nRollouts and results are in {options.folder}.", flush=True)
@@ -46,4 +136,4 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return fail(f"Interrupted. {kept}", STOPPED)
     finally:
-        reward.close()
+        getattr(reward, "close", lambda: None)()

@@ -66,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Commands that save their state on Ctrl-C have caught it already.
     except KeyboardInterrupt:
         return fail(f"{arguments[0]} was interrupted (Ctrl-C).", STOPPED)
-    # These are mistakes in the input: once a run has begun, it raises other errors.
-    except (ValueError, OSError) as error:
+    # These are mistakes in the input, or a package that is missing: once a run has begun, it raises other errors.
+    except (ValueError, OSError, ImportError) as error:
         return report(error)
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from basis_rl import resources
 from basis_rl.cli.offline import go_offline_if_unreachable
-from basis_rl.names import check_file
 from basis_rl.recipe.sources import Key, known_keys
-from basis_rl.recipe.words import check_flags, check_words, peek
+from basis_rl.recipe.words import check_data, check_flags, check_words, peek
 
 INIT_MODEL = "Qwen/Qwen3-0.6B"
 INIT_DATASET = "openai/gsm8k"
@@ -183,6 +182,7 @@ def init_parser(result: argparse.ArgumentParser) -> None:
     )
     result.add_argument("--prompt_column", metavar="NAME", help="column of the problem; default: found by its name")
     result.add_argument("--solution_column", metavar="NAME", help="column of the gold; default: found by its name")
+    result.add_argument("--reward_funcs", metavar="NAME", help="reward function; default: by what the golds are")
     result.add_argument("--cpu", action="store_true", help="settings for a machine without a GPU")
     result.add_argument("--recipe", metavar="NAME", help="copy this shipped recipe as it is, instead")
     result.add_argument("--force", action="store_true", help="replace a file that is there")
@@ -311,7 +311,7 @@ def check_names(command: str, argv: Sequence[str]) -> None:
     words = list(argv)
     if command == "eval":
         check_flags(words, {flag for key in known_keys("eval") for flag in key.flags})
-        check_file(str(peek(words, ["dataset_name"])[0].get("dataset_name") or ""))
+        check_data(peek(words, ["dataset_name", "prompt_column", "solution_column"])[0])
         go_offline_if_unreachable(command, words)
     if command not in RECIPE_COMMANDS:
         return

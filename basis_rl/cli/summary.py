@@ -30,7 +30,7 @@ def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks
         log: what was logged, in order (`TrainerState.log_history`).
         output: folder of the run, with everything written.
         how: how the rollouts of evaluations were drawn.
-        benchmarks: suggested for an evaluation of the model; without any, none is suggested.
+        benchmarks: suggested for an evaluation of the model; without any it is one on the recipe's own problems.
     """
     rows = before_and_after(log, how)
     width = max((len(row[0]) for row in rows), default=0)
@@ -38,14 +38,19 @@ def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks
     if rows:
         lines += [f"{'':{width}}  {'before':>7}  {'after':>7}"]
         lines += [f"{name:{width}}  {first:7.3g}  {last:7.3g}  {note}" for name, first, last, note in rows]
+    if len({row["reward"] for row in log if row.get("reward") is not None} | {0}) == 1 and rows:
+        lines += [
+            "The reward was 0 in every step, so nothing was learnt. See what the model writes, and why it is wrong:",
+            f"  basis-rl rollouts {quote(str(output))}",
+            "and try the next recipe before it runs: basis-rl check RECIPE --rollouts 16",
+        ]
     lines += [f"In {output}:", "  the model and its tokenizer"]
     lines += [f"  {name:13}  {what}" for name, what in _FILES.items() if (output / name).is_file()]
     place = quote(str(output))
     measured = quote(",".join(benchmarks))
-    evaluate = [f"  basis-rl eval {place} --benchmarks {measured}"] if benchmarks else []
     lines += [
         "Next:",
-        *evaluate,
+        f"  basis-rl eval {place}" + (f" --benchmarks {measured}" if benchmarks else ""),
         f"  basis-rl compare {place} OTHER_RUN",
         f"  basis-rl push {place} OWNER/NAME",
     ]

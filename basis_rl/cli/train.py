@@ -113,9 +113,11 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
 
 
 def suggested_benchmarks(recipe: Recipe) -> list[str]:
-    """The recipe's own; else MATH-500, unless the model was trained on generated problems, which look different."""
+    """The recipe's own; else MATH-500, unless problems are generated, which look different, or are no mathematics."""
     generated = recipe.data.dataset_name.startswith(f"{GYM_COLUMN}:")
-    return recipe.run.eval_benchmarks or ([] if generated else ["math500"])
+    return recipe.run.eval_benchmarks or (
+        [] if generated or "math_verify" not in recipe.run.reward_funcs else ["math500"]
+    )
 
 
 def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:

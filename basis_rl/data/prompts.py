@@ -82,11 +82,11 @@ class DataArguments:
     prompt_template: str | None = option(
         None,
         "The user's turn, in which `{prompt}` stands for the problem, such as '{prompt}' or '{prompt} Answer in "
-        "\\boxed{}.'. The default is the prompts of the dataset as they are: conversations, or texts without the chat "
-        "template; benchmarks are asked for a \\boxed{}.",
+        "\\boxed{}.'; none unsets one. The default is the prompts of the dataset as they are: conversations, or texts "
+        "without the chat template; benchmarks are asked for a \\boxed{}.",
     )
     system_prompt: str | None = option(
-        None, "The system message of the conversation, in place of the dataset's own. A text becomes the user's turn."
+        None, "The system message in place of the dataset's own; none unsets one. A text becomes the user's turn."
     )
     keep_columns: list[str] | None = option(
         None, "The only columns that are kept for reward functions, besides prompt and gold. The default is all."
@@ -95,6 +95,12 @@ class DataArguments:
     test_fraction: float = option(
         0.0, "The share of the problems that is held out from training, chosen by a hash of the problem."
     )
+
+    def __post_init__(self) -> None:
+        # A word of the command line that takes back what a recipe sets.
+        for key in ("prompt_template", "system_prompt"):
+            if str(getattr(self, key)).lower() in ("none", "null"):
+                setattr(self, key, None)
 
 
 def load_prompts(
@@ -151,6 +157,7 @@ def _read(
     context = _column(flat, data, "context_column", ()) if data.context_column else None
     found: dict[str, tuple[int, dict[str, Any]]] = {}
     missing = 0
+    again = 0
     counted = [column for column in _kept(dataset, data) if column in reads]
     others = _rows(dataset, counted) if counted else repeat(dict[str, Any]())
     cells = _rows(flat, [prompts, solutions, *([context] if context else [])])
@@ -168,13 +175,17 @@ def _read(
             name = prompt_id(problem if is_single_turn(cell) else cell, columns)
             if name in found and found[name][1]["prompt"] != prompt:
                 name = prompt_id(before + cell if isinstance(cell, str) else cell, columns)
+            again += name in found
             found.setdefault(name, (index, {"prompt": prompt, "solution": gold, "prompt_id": name}))
         if data.max_train_samples is not None and len(found) >= data.max_train_samples:
             break
     if missing:
         logging.getLogger(__name__).warning("'%s': left out %d problems without a gold.", data.dataset_name, missing)
     read = f"'{data.dataset_name}', {len(dataset)} rows: the problem from column '{prompts}', the gold from"
-    return list(found.values()), f"{read} '{solutions}'"
+    read += f" '{solutions}'"
+    read += f"; {again} are left out, whose problem an earlier row has" if again else ""
+    read += "; its column 'prompt_id' is replaced by ids of the problems" if "prompt_id" in dataset.column_names else ""
+    return list(found.values()), read
 
 
 def _presented(data: DataArguments, prompt: Any) -> str:

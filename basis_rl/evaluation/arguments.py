@@ -48,6 +48,17 @@ class EvalArguments(DataArguments):
     min_p: float | None = option(None, "The least probability of a token, relative to the most likely one.")
     repetition_penalty: float = option(1.0, "The penalty for repeated tokens. 1 turns it off.")
     max_new_tokens: int | None = option(None, f"The default is what the context leaves, and at most {MOST_NEW_TOKENS}.")
+    recipe: str | None = option(
+        None,
+        "A recipe, the folder of a run, or none: its prompts, columns, rewards and completion length hold where no "
+        "option says otherwise, and without benchmarks or dataset_name its problems. The default is the run of MODEL.",
+    )
+    reward_funcs: list[str] = option(
+        None,
+        "As in a recipe. The first one that judges more than form and length grades; a full score is right.",
+        factory=lambda: ["math_verify"],
+    )
+    reward_kwargs: dict[str, Any] | str = option(None, "As in a recipe, such as '{column: test_list}'.", factory=dict)
     answer_in: str = option(
         "auto",
         "Where the answer of a rollout is: box, tag, hashes, last_line, last_number or anywhere. `auto` is a box, or "
@@ -64,6 +75,7 @@ class EvalArguments(DataArguments):
     trust_remote_code: bool = option(False, "Runs code that comes with the model.")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.model:
             raise ValueError("Which model? `basis-rl eval MODEL --benchmarks math500`: a Hub id or a folder.")
         self.benchmarks = [name for word in self.benchmarks for name in word.split(",") if name]

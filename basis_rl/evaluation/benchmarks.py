@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from datasets import Dataset
 from basis_rl.data import DataArguments, load_prompts
 from basis_rl.data.prompts import BOXED
 from basis_rl.names import FORMATS, did_you_mean
-from basis_rl.rewards import MathVerifyReward, gold_answer
+from basis_rl.rewards import gold_answer
+from basis_rl.rewards.base import GoldChecker, gold_columns
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 @dataclass(frozen=True)
 class Problems:
-    """A loaded benchmark: columns ``prompt``, ``solution`` (the bare gold), ``prompt_id``, ``level`` (text or None)."""
+    """A loaded benchmark: columns ``prompt``, ``solution`` (the bare gold), ``prompt_id``, ``level`` (text or None),
+    and the data set's own."""
 
     name: str
     benchmark: Benchmark
@@ -124,7 +126,9 @@ def load_benchmark(item: str, data: DataArguments, *, conversational: bool, limi
     return _problems(name, benchmark, loaded)
 
 
-def load_own(data: DataArguments, *, conversational: bool, limit: int | None = None) -> Problems:
+def load_own(
+    data: DataArguments, *, conversational: bool, limit: int | None = None, reads: Collection[str] = ("solution",)
+) -> Problems:
     """The problems of your own that training holds out (``test_fraction``, ``dataset_test_split``), without them all.
 
     Raises:
@@ -133,7 +137,7 @@ def load_own(data: DataArguments, *, conversational: bool, limit: int | None = N
     held_out = bool(data.test_fraction or data.dataset_test_split)
     asked = replace(data, max_train_samples=limit or data.max_train_samples)
     name = re.split(r"[/:]", str(data.dataset_name))[-1].removesuffix(Path(data.dataset_name).suffix)
-    loaded = load_prompts(asked, conversational=conversational, held_out=held_out)
+    loaded = load_prompts(asked, conversational=conversational, held_out=held_out, reads=reads)
     return _problems(name, Benchmark({"dataset_name": data.dataset_name}), loaded)
 
 
@@ -153,28 +157,28 @@ def _row(row: dict[str, Any], benchmark: Benchmark, level: str | None) -> dict[s
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return {
-        "prompt": row["prompt"],
+        **row,
         "solution": gold,
-        "prompt_id": row["prompt_id"],
         "level": None if value is None else str(value),
     }
 
 
-def checked(problems: Problems, reward: MathVerifyReward, on_invalid_gold: str) -> Problems:
-    """The problems whose gold verifies against itself; nothing could be right on the others.
+def checked(problems: Problems, reward: Any, on_invalid_gold: str) -> Problems:
+    """The problems whose gold verifies against itself, where the reward can tell; nothing could be right on the others.
 
     Raises:
         ValueError: there are others, and `on_invalid_gold` is not 'drop'.
     """
     dataset = problems.dataset
-    bad = reward.check_golds(list(dataset["solution"]))
+    cells = [list(dataset[name]) for name in gold_columns(reward)]
+    bad = reward.check_golds(*cells) if isinstance(reward, GoldChecker) else []
     if not bad:
         return problems
     if on_invalid_gold != "drop":
         shown = "; ".join(f"problem {i}: {dataset[i]['solution'][:80]!r}" for i in bad[:5])
         raise ValueError(
             f"{problems.name}: {len(bad)} of {len(dataset)} golds do not verify against themselves ({shown}). Fix "
-            "them, or set --on_invalid_gold drop."
+            f"them, or set --on_invalid_gold drop. {getattr(reward, 'gold_help', '')}".rstrip()
         )
     if len(bad) == len(dataset):
         raise ValueError(f"{problems.name}: no gold verifies against itself. Is it the right column?")

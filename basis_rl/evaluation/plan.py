@@ -30,7 +30,8 @@ from basis_rl.evaluation.benchmarks import (
 from basis_rl.evaluation.rollouts import kept_settings, read_rollouts
 from basis_rl.evaluation.runner import Evaluation, Generate, save_results
 from basis_rl.evaluation.scores import compare, comparison_table, mean_reward, table
-from basis_rl.rewards import MathVerifyReward
+from basis_rl.rewards.base import read_columns, required_columns
+from basis_rl.rewards.source import code_identity
 from basis_rl.rewards.thought import tell_rewards
 from basis_rl.run.artefacts import differences, versions
 from basis_rl.values.provenance import fingerprint, model_revision, rendered_prompt
@@ -51,13 +52,11 @@ class EvalPlan:
         reward: grades.
 
     Raises:
-        ValueError: whatever would keep it from coming to its end: benchmarks, golds, context, servers, rollouts of
-            other settings in the folder, a comparison with other problems.
+        ValueError: whatever would keep it from coming to its end: benchmarks, columns, golds, context, servers,
+            rollouts of other settings in the folder, a comparison with other problems.
     """
 
-    def __init__(
-        self, options: EvalArguments, config: Any, tokenizer: PreTrainedTokenizerBase, reward: MathVerifyReward
-    ) -> None:
+    def __init__(self, options: EvalArguments, config: Any, tokenizer: PreTrainedTokenizerBase, reward: Any) -> None:
         self.options = options
         self.config = config
         self.tokenizer = tokenizer
@@ -68,11 +67,16 @@ class EvalPlan:
         limit = options.limit
         loaded = [load_benchmark(b, own, conversational=chat, limit=limit) for b in options.benchmarks]
         if options.dataset_name:
-            loaded = [load_own(own, conversational=chat, limit=limit)]
-            self._tell_reward(loaded[0])
+            loaded = [load_own(own, conversational=chat, limit=limit, reads=read_columns([reward]) | {"solution"})]
         names = [problems.name for problems in loaded]
         if len(set(names)) < len(names):
             raise ValueError(f"Two benchmarks have the same name: {', '.join(names)}. Give them others: NAME=SOURCE.")
+        for problems in loaded:
+            if missing := required_columns(reward) - set(problems.dataset.column_names):
+                raise ValueError(
+                    f"reward_funcs: the reward reads the columns {sorted(missing)}; {problems.name} has "
+                    f"{problems.dataset.column_names}. Set reward_funcs or reward_kwargs."
+                )
         loaded = [checked(problems, reward, options.on_invalid_gold) for problems in loaded]
         prompts = [prompt for problems in loaded for prompt in problems.dataset["prompt"]]
         tell_rewards([reward], [rendered_prompt(prompt, tokenizer, self.template) for prompt in prompts], tokenizer)
@@ -81,13 +85,6 @@ class EvalPlan:
         self.room = self._context()
         self.evaluations = [self._prepare(problems) for problems in loaded]
         self.other = self._other_rollouts() if options.compare else {}
-
-    def _tell_reward(self, problems: Problems) -> None:
-        """How the model is asked about your own data: where its answers are, and whether it thinks."""
-        template = self.tokenizer.chat_template
-        asked = problems.dataset["prompt"]
-        boxed = any(r"\boxed" in rendered_prompt(prompt, self.tokenizer, self.template) for prompt in asked)
-        self.reward.tell_template(template if isinstance(template, str) else "", boxed)
 
     def _context(self) -> int | None:
         """Tokens that prompt and answer may have together, in the model and at all servers; None is not known."""
@@ -142,7 +139,7 @@ class EvalPlan:
             "system_prompt": options.system_prompt,
             "chat_template": fingerprint(template) if isinstance(template, str) else None,
             "chat_template_kwargs": self.template,
-            "reward": self.reward.version,
+            "reward": getattr(self.reward, "version", None) or code_identity(self.reward),
             "seed": options.seed,
         }
         return Evaluation(problems, self.tokenizer, sampling, rollouts, options.folder, settings, self.template)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -18,7 +19,7 @@ from basis_rl.engine import Completion, Sampling, prompt_tokens
 from basis_rl.evaluation.benchmarks import Problems
 from basis_rl.evaluation.rollouts import GradedRollout, RolloutFile
 from basis_rl.evaluation.scores import score
-from basis_rl.rewards import MathVerifyReward
+from basis_rl.rewards.call import call
 from basis_rl.run.artefacts import write_whole
 from basis_rl.values.provenance import fingerprint, rendered_prompt
 
@@ -82,8 +83,14 @@ class Evaluation:
         }
         self.file = RolloutFile(folder, problems.name, known)
 
-    def run(self, generate: Generate, reward: MathVerifyReward) -> dict[str, Any]:
-        """Draw what is missing, grade it, and score the whole (`score`, with ``settings``, ``date``, ``seconds``)."""
+    def run(self, generate: Generate, reward: Any) -> dict[str, Any]:
+        """Draw what is missing, grade it, and score the whole (`score`, with ``settings``, ``date``, ``seconds``).
+
+        Args:
+            generate: draws.
+            reward: a reward function, whose full score is right. It may have methods of `MathVerifyReward`: ``answers``
+                (without it the answer is the whole rollout), ``plain`` and ``equivalent``.
+        """
         began = time.perf_counter()
         ids = list(self.problems.dataset["prompt_id"])
         with self.file.locked():
@@ -97,7 +104,7 @@ class Evaluation:
                 self._draw(generate, reward, missing)
             found = self.file.read()
         return {
-            **score({prompt_id: found[prompt_id] for prompt_id in ids}, reward.equivalent),
+            **score({prompt_id: found[prompt_id] for prompt_id in ids}, getattr(reward, "equivalent", _all_differ)),
             "settings": self.file.settings,
             "date": datetime.date.today().isoformat(),
             "seconds": round(time.perf_counter() - began, 1),
@@ -108,7 +115,7 @@ class Evaluation:
         found = self.file.read()
         return all(len(found.get(i, ())) == self.num_rollouts for i in self.problems.dataset["prompt_id"])
 
-    def _draw(self, generate: Generate, reward: MathVerifyReward, missing: list[int]) -> None:
+    def _draw(self, generate: Generate, reward: Any, missing: list[int]) -> None:
         keys = [self.problems.dataset[i]["prompt_id"] for i in missing]
         tokens = [self.tokens[i] for i in missing]
         total = len(missing) * self.num_rollouts
@@ -119,13 +126,14 @@ class Evaluation:
                 self.file.append(self._grade(missing[index], completions, reward))
                 progress.update(len(completions))
 
-    def _grade(self, index: int, completions: Sequence[Completion], reward: MathVerifyReward) -> list[GradedRollout]:
+    def _grade(self, index: int, completions: Sequence[Completion], reward: Any) -> list[GradedRollout]:
         row = self.problems.dataset[index]
         texts = [completion.text for completion in completions]
-        golds = [row["solution"]] * len(texts)
-        prompts = [row["prompt"]] * len(texts)
-        rewards = reward(prompts=prompts, completions=texts, solution=golds)
-        graded = zip(completions, reward.answers(texts, prompts), rewards, reward.plain(texts, golds), strict=True)
+        scores = call(reward, [row] * len(texts), [(each.text, each.token_ids) for each in completions])
+        full = (getattr(reward, "reward_range", None) or (0.0, 1.0))[1]
+        answers = reward.answers(texts, [row["prompt"]] * len(texts)) if hasattr(reward, "answers") else texts
+        plain = reward.plain(texts, [row["solution"]] * len(texts)) if hasattr(reward, "plain") else [None] * len(texts)
+        graded = zip(completions, answers, scores, plain, strict=True)
         return [
             GradedRollout(
                 prompt_id=row["prompt_id"],
@@ -135,13 +143,17 @@ class Evaluation:
                 completion=completion.text,
                 answer=answer,
                 gold=row["solution"],
-                reward=value,
+                reward=None if math.isnan(value) else float(value >= full),
                 truncated=completion.truncated,
                 tokens=len(completion.token_ids),
-                plain=plain,
+                plain=alone,
             )
-            for k, (completion, answer, value, plain) in enumerate(graded)
+            for k, (completion, answer, value, alone) in enumerate(graded)
         ]
+
+
+def _all_differ(pairs: list[tuple[str, str]]) -> list[bool]:
+    return [False] * len(pairs)
 
 
 def save_results(folder: Path, results: dict[str, Any]) -> dict[str, Any]:

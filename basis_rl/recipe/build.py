@@ -20,6 +20,7 @@ from basis_rl.data import load_prompts
 from basis_rl.data.rows import bare_problem
 from basis_rl.engine.server import ServerOptions
 from basis_rl.evaluation.benchmarks import load_benchmark
+from basis_rl.objectives import build_objective
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
 from basis_rl.rewards.base import read_columns
@@ -148,6 +149,13 @@ def plan_recipe(recipe: Recipe, baseline: Baseline | None = None) -> Plan:
         ValueError: see `plan_run`, and names or parameters that are wrong.
     """
     run = recipe.run
+    found = build_objective(run.objective) if run.objective else None
+    for key in ("loss_type", "importance_sampling_level"):
+        # Also where it is TRL's default, which `plan_run` cannot tell from one that is not given.
+        if found is not None and key in recipe.resolved and getattr(found, key, None) != recipe.resolved[key]:
+            means = f"means {key} {getattr(found, key, 'of its own')}"
+            raise ValueError(f"objective '{run.objective}' {means}, but {key} is '{recipe.resolved[key]}'. Drop one.")
+    recipe.args.model_init_kwargs = model_init_kwargs(recipe)
     return plan_run(
         recipe.model.model_name_or_path,
         build_rewards(recipe),
@@ -174,5 +182,4 @@ def build_trainer(recipe: Recipe) -> BasisTrainer:
     plan = with_data(plan, loaded, evaluated, processing_class=tokenizer)
     check_with_model(plan, config)
     _warn_of_overlap(plan.train_dataset, plan.eval_dataset)
-    plan.args.model_init_kwargs = model_init_kwargs(recipe)
     return BasisTrainer(str(recipe.model.model_name_or_path), plan=plan)

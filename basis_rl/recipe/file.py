@@ -66,7 +66,7 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
         if not isinstance(config.get(key) or {}, dict):
             raise ValueError(f"{key} must be a mapping (`{key}: {{name: value}}`), got {config[key]!r}.")
         setattr(data if key == "dataset_kwargs" else run, key, config.get(key) or {})
-    config, notes = _take_lists(run, config)
+    config, notes = take_lists(run, config)
     if model.use_peft:
         require_extra("peft", "use_peft")
     parsed = {**vars(args), **vars(model), **vars(data), **vars(run)}
@@ -100,7 +100,7 @@ def listed(word: str) -> list[str]:
     return parts if all(re.fullmatch(r"[\w.:/@+=-]+", part) for part in parts) else [word]
 
 
-def _take_lists(run: RunArguments, config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def take_lists(run: RunArguments, config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Make lists of what may also be one word, and translate TRL's names of rewards, in `run` and in `config`."""
     for key in ("reward_funcs", "tools", "eval_benchmarks", "values_servers"):
         given = getattr(run, key)

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from basis_rl import resources
-from basis_rl.names import Mistakes, check_file, did_you_mean
+from basis_rl.names import Mistakes, check_columns, check_file, did_you_mean
 from basis_rl.recipe.sources import SECTIONS, known_keys, section_of
 from basis_rl.recipe.trl_recipes import from_trl
 
@@ -23,8 +23,21 @@ from basis_rl.recipe.trl_recipes import from_trl
 DICT_KEYS = ("baseline_kwargs", "reward_kwargs", "dataset_kwargs", "tool_kwargs", "prompt_sampler_kwargs")
 
 
+_COLUMNS = ("prompt_column", "solution_column", "context_column", "difficulty_column")
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML in which ``1e-6`` is a number: to YAML 1.1 it is a string, because it has no point."""
+    """YAML in which ``1e-6`` is a number: to YAML 1.1 it is a string, because it has no point. A key that stands twice
+    is an error, instead of taking its last value."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            first = lines.setdefault(str(key.value), line)
+            if first != line and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.YAMLError(f"the key '{key.value}' stands twice, in lines {first} and {line}. Leave one out.")
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(
@@ -221,6 +234,13 @@ def check_flags(arguments: Sequence[str], flags: Collection[str]) -> None:
     wrong.tell()
 
 
+def check_data(given: Mapping[str, Any]) -> None:
+    """Raise ValueError for a file of problems that is not there, or lacks a column that is named for it."""
+    name = str(given.get("dataset_name") or "")
+    check_file(name)
+    check_columns(name, {key: given.get(key) for key in _COLUMNS})
+
+
 def check_words(argv: Sequence[str]) -> None:
     """Refuse the wrong names that `parse_recipe` would refuse, in a fraction of its time; also sets the recipe's
     ``env``.
@@ -237,6 +257,5 @@ def check_words(argv: Sequence[str]) -> None:
         return
     wrong = Mistakes()
     wrong.tried(check_keys, words, [key.name for key in keys], {flag for key in keys for flag in key.flags})
-    named = {**words.config, **peek(words.arguments, ["dataset_name"])[0]}.get("dataset_name")
-    wrong.tried(check_file, str(named or ""))
+    wrong.tried(check_data, {**words.config, **peek(words.arguments, ["dataset_name", *_COLUMNS])[0]})
     wrong.tell()

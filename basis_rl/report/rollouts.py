@@ -92,6 +92,7 @@ def facts(row: Row) -> list[str]:
         f"reward {_number(row['reward'])}" + (f" ({', '.join(parts)})" if len(parts) > 1 else ""),
         f"advantage {_number(row['advantage'])}",
         f"baseline {_number(row['baseline'])}",
+        *([f"gold {row['gold']}"] if row.get("gold") is not None else []),
         f"{row['tokens']} tokens" + (", cut off" if row["cut_off"] else ""),
         *([f"drawn with chance {_number(row['chance'])}"] if row["chance"] is not None else []),
         *(f"{name}: {value}" for name, value in row["extra"].items() if value is not None),

@@ -58,10 +58,19 @@ class Reward(Protocol):
 
 @runtime_checkable
 class GoldChecker(Protocol):
-    """A reward that knows golds to which no answer could be right."""
+    """A reward that knows golds to which no answer could be right.
+
+    Optional: ``gold_columns``, the columns whose cells `check_golds` is given, in place of ``solution`` alone; and
+    ``gold_help``, a sentence on what to set where golds are not what it reads.
+    """
 
     def check_golds(self, solution: Column) -> list[int]:
         """Indices of these among the cells of the column ``solution``."""
+
+
+def gold_columns(checker: GoldChecker) -> Sequence[str]:
+    """The columns that a `GoldChecker` is given."""
+    return getattr(checker, "gold_columns", ("solution",))
 
 
 class RewardError(AssertionError):

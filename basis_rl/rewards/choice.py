@@ -80,10 +80,14 @@ class ChoiceReward(AfterThought, Reward):
     def __call__(
         self, prompts: Column, completions: Completions, solution: Column, log_metric: LogMetric = None, **kwargs: Any
     ) -> Scores:
-        chosen = [self.choice(text, after_thought=self.thinks) for text in self.said(completions, prompts)]
+        chosen = self.answers(completions, prompts)
         golds = [self.gold(cell) for cell in solution]
         log_shares(log_metric, "choice", {"no_answer": chosen.count(None)}, len(chosen))
         return [None if gold is None else float(letter == gold) for letter, gold in zip(chosen, golds, strict=True)]
+
+    def answers(self, completions: Completions, prompts: Column = ()) -> list[str | None]:
+        """The letter of each rollout; None where there is none."""
+        return [self.choice(text, after_thought=self.thinks) for text in self.said(completions, prompts)]
 
     def choice(self, text: str, after_thought: bool = False) -> str | None:
         """The letter that a rollout settles on, a capital; None if there is none, or more than one.

@@ -67,13 +67,17 @@ class ExactReward(AfterThought, Reward):
     def __call__(
         self, prompts: Column, completions: Completions, solution: Column, log_metric: LogMetric = None, **kwargs: Any
     ) -> Scores:
-        answers = [take_answer(text, self.answer_in) for text in self.said(completions, prompts)]
+        answers = self.answers(completions, prompts)
         log_shares(log_metric, "exact", {"no_answer": answers.count(None)}, len(answers))
         rewards: Scores = []
         for answer, cell in zip(answers, solution, strict=True):
             golds = self._golds(cell)
             rewards.append(float(answer is not None and self._compared(answer) in golds) if golds else None)
         return rewards
+
+    def answers(self, completions: Completions, prompts: Column = ()) -> list[str | None]:
+        """What is compared of each rollout; None where there is no answer."""
+        return [take_answer(text, self.answer_in) for text in self.said(completions, prompts)]
 
     def _compared(self, text: str) -> str | Fraction:
         """The value of a numeral where numbers are compared as such, else the `normal` form."""

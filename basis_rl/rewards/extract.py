@@ -157,6 +157,17 @@ def _decimal(text: str | None) -> Fraction | None:
     return Fraction(text.replace(",", "")) if text and text != "." else None
 
 
+def is_prose(gold: str) -> bool:
+    """Whether a gold is words: more than the units of a number, and no commands of LaTeX."""
+    words = re.findall(r"(?<![\\A-Za-z])[A-Za-z]{4,}", gold)
+    return len(words) > (2 if re.search(r"\d", gold) else 0)
+
+
+def is_sentence(gold: str) -> bool:
+    """Whether a gold is prose of so many words that no rollout will say just these."""
+    return is_prose(gold) and len(gold.split()) > 3
+
+
 def completion_text(completion: str | list[dict[str, str]]) -> str:
     """The text to grade: the rollout itself, or the last assistant message of a conversation."""
     if isinstance(completion, str):

@@ -76,7 +76,7 @@ class ReasoningGymReward(Reward):
         log_metric: LogMetric = None,
         **kwargs: Any,
     ) -> Scores:
-        answers = [take_answer(completion_text(completion), self.answer_in) for completion in completions]
+        answers = self.answers(completions)
         references = [cell if isinstance(cell, str) else json.dumps(cell) for cell in reasoning_gym]
         pairs = list(zip(answers, references, strict=True))
         asked = [pair for pair in dict.fromkeys(pairs) if pair[0] is not None]
@@ -84,6 +84,10 @@ class ReasoningGymReward(Reward):
         log_shares(log_metric, "reasoning_gym", {"no_answer": answers.count(None)}, len(answers))
         rewards = {pair: self._reward(score) for pair, score in zip(asked, scores, strict=True)}
         return [rewards.get(pair, 0.0) for pair in pairs]
+
+    def answers(self, completions: Completions, prompts: Column = ()) -> list[str | None]:
+        """What is scored of each rollout; None where there is no answer."""
+        return [take_answer(completion_text(completion), self.answer_in) for completion in completions]
 
     def _reward(self, score: float | None) -> float | None:
         if score is None:

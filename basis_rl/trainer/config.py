@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +15,7 @@ from torch.distributed import distributed_c10d
 from trl import GRPOConfig
 
 from basis_rl.functional.kl import ESTIMATORS
-from basis_rl.names import option, require_extra
+from basis_rl.names import option, refuse_unknown, require_extra
 from basis_rl.objectives import AnyObjective, Objective, TrlObjective, build_objective, objective_name
 from basis_rl.run.redact import public_path, redact
 from basis_rl.run.run_lock import break_abandoned_locks
@@ -278,6 +279,30 @@ def without_secrets(args: BasisConfig) -> BasisConfig:
     plain = {key: kept.get(key) for key, value in vars(args).items() if type(value) in (str, dict)}
     public.__dict__.update(plain)
     return public
+
+
+# What TRL and transformers refuse without saying which keys to set.
+_WAYS_OUT = {
+    "divisible by num_generations": "It is per_device_train_batch_size x gradient_accumulation_steps (or "
+    "steps_per_generation) x processes: change one of these, or num_generations.",
+    "doesn't support bf16": "For a CPU set use_cpu: true and bf16: false.",
+}
+_init = BasisConfig.__init__
+
+
+@functools.wraps(_init)
+def _with_hint(self: BasisConfig, *args: Any, **settings: Any) -> None:
+    refuse_unknown("BasisConfig", settings, [each.name for each in dataclasses.fields(self)])
+    try:
+        _init(self, *args, **settings)
+    except ValueError as error:
+        for said, way_out in _WAYS_OUT.items():
+            if said in str(error):
+                raise ValueError(f"{error} {way_out}") from error
+        raise
+
+
+BasisConfig.__init__ = _with_hint  # type: ignore[method-assign]
 
 
 def with_objective(args: BasisConfig, objective: str | AnyObjective | None) -> tuple[BasisConfig, AnyObjective]:

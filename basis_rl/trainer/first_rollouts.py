@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from transformers import TrainerState
 
 from basis_rl.data import problem_text
 from basis_rl.rewards.base import GoldChecker
 from basis_rl.rewards.extract import completion_text, last_boxed
 
 FIRST = 64
-Function = Callable[..., Any]
-Scores = list[list[float]]
 _SHOWN = 1000
 
 
@@ -90,23 +85,3 @@ class FirstRollouts:
         told = explanation(self.rewards, self.rollouts, self.ends, self.limit, boxes=self.boxes)
         self.done = told is None or len(self.rewards) >= FIRST
         return told if self.done else None
-
-
-def score(functions: Sequence[Function], rows: Sequence[Mapping[str, Any]], drawn: Sequence[Rollout]) -> Scores:
-    """``(F, N)`` rewards of rollouts by functions, called as TRL calls them; NaN where there is none."""
-    columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-    given = {
-        **columns,
-        "prompts": [rollout.prompt for rollout in drawn],
-        "completions": [rollout.completion for rollout in drawn],
-        "completion_ids": [list(rollout.token_ids) for rollout in drawn],
-        "trainer_state": TrainerState(),
-        "log_extra": lambda *_: None,
-        "log_metric": lambda *_: None,
-    }
-    scores = []
-    for function in functions:
-        found = function(**given)
-        found = asyncio.run(found) if inspect.iscoroutine(found) else found
-        scores.append([math.nan if reward is None else float(reward) for reward in found])
-    return scores

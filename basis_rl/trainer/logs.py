@@ -60,7 +60,7 @@ def rollout_rows(
     batch: RolloutBatch,
     baseline: Sequence[float],
     chances: Sequence[float | None] | None,
-    ends: Sequence[tuple[int, bool]],
+    ends: Sequence[tuple[int, bool, Any]],
 ) -> list[dict[str, Any]]:
     """The rollouts of a generation batch as they are kept (`basis_rl.run.rollouts`), from what TRL has logged of it.
 
@@ -69,7 +69,7 @@ def rollout_rows(
         batch: of all ranks.
         baseline: value of each rollout, ``(N,)``.
         chances: of each rollout's prompt to be drawn, ``(N,)``; None where they are not known.
-        ends: of each rollout the number of its tokens, and whether it was cut off.
+        ends: of each rollout the number of its tokens, whether it was cut off, and the gold (None without one).
     """
     size = len(baseline)
     # Without columns that a reward function did not log for this batch.
@@ -77,7 +77,7 @@ def rollout_rows(
     return [
         {
             "prompt_id": batch.prompt_ids[i],
-            "prompt": problem_text(logs["prompt"][i]) or str(logs["prompt"][i]),
+            "prompt": _asked(logs["prompt"][i]),
             "completion": _said(logs["completion"][i]),
             "reward": _known(float(batch.rewards[i])),
             "rewards": {name: _known(values[i]) for name, values in logs["rewards"].items()},
@@ -86,6 +86,7 @@ def rollout_rows(
             "chance": chances[i] if chances is not None else None,
             "tokens": ends[i][0],
             "cut_off": ends[i][1],
+            "gold": ends[i][2],
             "extra": {name: values[i] for name, values in extra.items()},
         }
         for i in range(size)
@@ -94,6 +95,12 @@ def rollout_rows(
 
 def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def _asked(prompt: Any) -> str:
+    """What the model was asked: the problem, or all turns where there are others."""
+    turns = not isinstance(prompt, str) and len(prompt) > 1
+    return _said(prompt) if turns else problem_text(prompt) or str(prompt)
 
 
 def _said(completion: Any) -> str:

@@ -8,6 +8,7 @@ Each failure is one message that names the thing and the way out. No weights are
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import math
@@ -15,10 +16,14 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
+from torch.nn import Linear
+from transformers import AutoModelForCausalLM, Trainer, get_scheduler
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
 from basis_rl.baselines import (
@@ -38,7 +43,7 @@ from basis_rl.engine import Sampling
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.names import Mistakes, kind_of
 from basis_rl.objectives import OBJECTIVES, AnyObjective, TrlObjective, for_token_advantages, objective_name
-from basis_rl.rewards.base import GoldChecker, declared_range, read_columns, required_columns
+from basis_rl.rewards.base import GoldChecker, declared_range, gold_columns, read_columns, required_columns
 from basis_rl.rewards.registry import REWARDS, build_reward
 from basis_rl.rewards.thought import tell_rewards
 from basis_rl.run.ranks import asked_processes, on_main_process
@@ -323,6 +328,10 @@ _WRONG: tuple[tuple[Callable[[BasisConfig], bool], str], ...] = (
         lambda args: args.max_steps == 0 or args.max_steps < -1,
         "max_steps must be a number of steps above 0, or -1, which leaves the length to num_train_epochs.",
     ),
+    (
+        lambda args: args.use_liger_kernel and find_spec("liger_kernel") is None,
+        "use_liger_kernel needs liger-kernel, which is not installed: `pip install liger-kernel`, or leave it out.",
+    ),
     (lambda args: args.max_steps < 0 and args.num_train_epochs <= 0, "num_train_epochs must be above 0."),
 )
 
@@ -337,6 +346,27 @@ def check_values(plan: Plan) -> None:
             f"accelerate launch was asked for {asked} processes and has started one: with --cpu it starts no more. "
             f"Use basis-rl train --accelerate_config cpu --num_processes {asked}, or leave --num_processes out."
         )
+
+
+def check_optimizer(plan: Plan) -> None:
+    """Optimizer and schedule can be made of their settings: they are, for one number."""
+    args = plan.args
+    if plan.kwargs.get("optimizers") or plan.kwargs.get("optimizer_cls_and_kwargs"):
+        return
+    try:
+        made, settings = Trainer.get_optimizer_cls_and_kwargs(args)
+    except ImportError as error:
+        raise ValueError(f"optim {getattr(args.optim, 'value', args.optim)}: {error}") from error
+    except ValueError:
+        # Some need the model.
+        return
+    try:
+        optimizer = made([torch.nn.Parameter(torch.zeros(1))], **settings)
+        extra = args.lr_scheduler_kwargs if isinstance(args.lr_scheduler_kwargs, dict) else None
+        get_scheduler(args.lr_scheduler_type, optimizer, 0, 1, scheduler_specific_kwargs=extra)
+    except ValueError as error:
+        keys = "learning_rate, adam_beta1, adam_beta2, lr_scheduler_type or lr_scheduler_kwargs"
+        raise ValueError(f"{keys}: {error}") from error
 
 
 def check_folder(plan: Plan) -> None:
@@ -485,6 +515,7 @@ OF_SETTINGS: tuple[Check, ...] = (
     check_temperature,
     check_kwargs,
     check_vocabulary,
+    check_optimizer,
     check_folder,
     check_baseline_needs,
     check_greedy,
@@ -581,22 +612,24 @@ def drop_invalid_golds(plan: Plan) -> Plan:
 def _valid_golds(dataset: Dataset, plan: Plan) -> Dataset:
     """The rows whose gold the reward functions that can tell (`GoldChecker`) accept. One rank checks for all."""
     checkers = [func for func in plan.reward_funcs if isinstance(func, GoldChecker)]
-    if not checkers or "solution" not in dataset.column_names:
-        return dataset
-    solutions = list(dataset["solution"])
-    rows = on_main_process(lambda: invalid_golds(checkers, solutions))
+    checkers = [each for each in checkers if set(gold_columns(each)) <= set(dataset.column_names)]
+    found = on_main_process(lambda: [invalid_golds(each, dataset) for each in checkers])
+    rows = sorted(set().union(*found))
     if not rows:
         return dataset
     # Only the first rows of a stream are known, so nothing can be dropped from it.
     streamed = dataset is plan.first_rows and dataset is not plan.train_dataset
     if plan.args.on_invalid_gold == "error" or streamed:
-        shown = "\n  ".join(f"row {i}: {_shown(solutions[i])}" for i in rows[:5])
-        numbers = any(isinstance(solutions[i], (int, float)) and solutions[i] == solutions[i] for i in rows)
+        checker = next(each for each, wrong in zip(checkers, found, strict=True) if wrong)
+        golds = list(dataset[gold_columns(checker)[0]])
+        shown = "\n  ".join(f"row {i}: {_shown(golds[i])}" for i in rows[:5])
+        numbers = any(isinstance(golds[i], (int, float)) and golds[i] == golds[i] for i in rows)
         way_out = "Make texts of numbers, fix" if numbers else "Fix"
         or_drop = "filter the stream" if streamed else "set on_invalid_gold: drop"
         raise ValueError(
             f"{len(rows)} of {len(dataset)} golds do not verify against themselves, so no answer to them could be "
-            f"right:\n  {shown}\n{way_out} or remove them, or {or_drop}."
+            f"right (rows are counted from 0, without duplicates and the other split):\n  {shown}\n{way_out} or remove "
+            f"them, or {or_drop}. {getattr(checker, 'gold_help', '')}".rstrip()
         )
     dropped = set(rows)
     return dataset.select([i for i in range(len(dataset)) if i not in dropped])
@@ -725,13 +758,41 @@ def check_context(plan: Plan, config: Any) -> None:
         )
 
 
+def check_adapter(plan: Plan, config: Any) -> None:
+    """Attention and adapter fit the model, which is built without weights for it."""
+    adapter = plan.kwargs.get("peft_config")
+    given = plan.args.model_init_kwargs
+    attention = given.get("attn_implementation") if isinstance(given, dict) else None
+    if (adapter is None and attention is None) or type(config) not in AutoModelForCausalLM._model_mapping:
+        return
+    try:
+        with torch.device("meta"):
+            built = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention)
+    except ImportError:
+        # A kernel may be missing on the machine of the check.
+        return
+    except ValueError as error:
+        raise ValueError(f"attn_implementation: {error}") from error
+    if adapter is None:
+        return
+    from peft import get_peft_model
+
+    try:
+        get_peft_model(built, copy.deepcopy(adapter))
+    except ValueError as error:
+        if isinstance(getattr(adapter, "target_modules", None), str):
+            error = ValueError(f"{error} One name alone is a pattern of whole paths, such as .*q_proj.")
+        names = sorted({name.rpartition(".")[2] for name, part in built.named_modules() if isinstance(part, Linear)})
+        raise ValueError(f"lora_r, lora_target_modules: {error} (Layers of the model: {', '.join(names)}.)") from error
+
+
 def validate_baseline(plan: Plan, config: Any) -> None:
     """The baseline accepts the run: a value table is of these prompts, this model and this reward."""
     if validates(plan.baseline):
         plan.baseline.validate(run_context(plan, config))
 
 
-WITH_MODEL: tuple[Callable[[Plan, Any], None], ...] = (check_templates, check_context, validate_baseline)
+WITH_MODEL: tuple[Callable[[Plan, Any], None], ...] = (check_templates, check_context, check_adapter, validate_baseline)
 
 
 def validates(baseline: Baseline) -> bool:

@@ -9,7 +9,7 @@ from datasets import Dataset, IterableDataset
 
 from basis_rl.data import problem_text
 from basis_rl.data.prompts import IMAGES
-from basis_rl.rewards.base import GoldChecker
+from basis_rl.rewards.base import GoldChecker, gold_columns
 from basis_rl.values.provenance import rendered_prompt
 
 
@@ -130,14 +130,14 @@ def render_prompt(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> s
         ) from error
 
 
-def invalid_golds(checkers: Sequence[GoldChecker], golds: Sequence[Any]) -> list[int]:
-    """Indices of golds that are missing, or that no answer could equal, by any of the reward functions."""
+def invalid_golds(checker: GoldChecker, dataset: Dataset) -> list[int]:
+    """Indices of golds that are missing, or that no answer could equal, by a reward function."""
+    golds, *others = (list(dataset[name]) for name in gold_columns(checker))
     invalid = {index for index, gold in enumerate(golds) if gold is None or gold != gold}
     texts = [index for index, gold in enumerate(golds) if isinstance(gold, (str, list))]
-    for checker in checkers:
-        try:
-            invalid.update(checker.check_golds(golds))
-        except (TypeError, AttributeError):  # it reads texts only
-            invalid.update(set(range(len(golds))) - set(texts))
-            invalid.update(texts[index] for index in checker.check_golds([golds[index] for index in texts]))
+    try:
+        invalid.update(checker.check_golds(golds, *others))
+    except (TypeError, AttributeError):  # it reads texts only
+        invalid.update(set(range(len(golds))) - set(texts))
+        invalid.update(texts[index] for index in checker.check_golds([golds[index] for index in texts]))
     return sorted(invalid)

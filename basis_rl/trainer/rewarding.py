@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
-import os
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +12,9 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
+from basis_rl.rewards.call import failure, scores_of
 from basis_rl.run.errors import RewardFailed
 
-_LARGEST = float(torch.finfo(torch.float32).max)
 _WARN_AFTER = 10
 _logger = logging.getLogger(__name__)
 
@@ -61,13 +58,7 @@ class RewardGuard:
         return now
 
     def _failed(self, name: str, error: Exception, size: int) -> list[float]:
-        if isinstance(error, _Wrong):
-            message = f"The reward function '{name}' {error}"
-        else:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            message = f"The reward function '{name}' raised {type(error).__name__}: {str(error)[:500]} "
-            message += f"({os.path.basename(where.filename)}, line {where.lineno})"
-        self._failures.append((message, error))
+        self._failures.append((failure(name, error), error))
         return [0.0] * size
 
     def check(self) -> None:
@@ -85,38 +76,6 @@ class RewardGuard:
         if messages:
             more = f" ({len(messages) - 1} more such failure(s) in this batch.)" if len(messages) > 1 else ""
             raise RewardFailed(f"{messages[0]}.{more}") from (mine[0][1] if mine else None)
-
-
-class _Wrong(Exception):
-    """What is wrong with what a reward function returned."""
-
-
-def scores_of(returned: Any, size: int) -> list[float]:
-    """What a reward function returned as `size` finite float32 numbers; NaN where it returned None."""
-    listed = isinstance(returned, Sequence) and not isinstance(returned, str | bytes)
-    flat = listed or getattr(returned, "ndim", None) == 1
-    if not flat:
-        raise _Wrong(f"returned a {type(returned).__name__}, not a list with a number or None for each rollout")
-    values = returned.tolist() if hasattr(returned, "tolist") else list(returned)
-    if len(values) != size:
-        raise _Wrong(f"returned {len(values)} rewards for {size} rollouts")
-    scores = []
-    for row, value in enumerate(values):
-        try:
-            score = math.nan if value is None else _number(value)
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            shown = repr(value)[:100]
-            raise _Wrong(f"returned {shown} for row {row}, which is neither a number nor None") from None
-        if abs(score) > _LARGEST:
-            raise _Wrong(f"returned {score:g} for row {row}, which is infinite as the float32 that rewards are")
-        scores.append(score)
-    return scores
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, (str, bytes)):
-        raise TypeError
-    return float(value)
 
 
 def total_rewards(rewards_per_func: Tensor, weights: Tensor, names: Sequence[str] = ()) -> Tensor:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from basis_rl.engine.local import StopStrings, declared_ends, generating_by
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
 from basis_rl.identity import row_id
-from basis_rl.names import require_extra
+from basis_rl.names import refuse_unknown, require_extra
 from basis_rl.objectives import AnyObjective, LossInputs, objective_name
 from basis_rl.report import plot_training
 from basis_rl.run import checkpoint
@@ -178,6 +179,8 @@ class BasisTrainer(GRPOTrainer):
     ) -> None:
         # A plan that is given was checked with the model's configuration as well, before its weights are loaded.
         checked = plan is not None
+        arguments = [*signature(GRPOTrainer).parameters, *signature(BasisTrainer).parameters]
+        refuse_unknown("BasisTrainer", kwargs, arguments)
         if plan is None:
             plan = plan_run(model, reward_funcs, args, baseline, objective, prompt_sampler, **kwargs)
             plan = with_data(plan, train_dataset, eval_dataset)
@@ -681,7 +684,7 @@ class BasisTrainer(GRPOTrainer):
         own = {f"baseline/{key}": value for key, value in result.metrics.items()}
         self._log_advantages(batch, values, advantage_metrics(batch, replace(result, values=values)) | own)
         self._log_difficulty(inputs, batch.rewards)
-        self._keep_rollouts(output, batch, result.baseline, chances)
+        self._keep_rollouts([row.get("solution") for row in inputs], output, batch, result.baseline, chances)
         discarded = None
         if self._resampling is not None:
             discarded = self._resampling.take_discarded(batch.step, "prompt_texts" in self.baseline.requires)
@@ -720,6 +723,7 @@ class BasisTrainer(GRPOTrainer):
 
     def _keep_rollouts(
         self,
+        golds: Sequence[Any],
         output: dict[str, Any],
         batch: RolloutBatch,
         baseline: Tensor,
@@ -728,8 +732,8 @@ class BasisTrainer(GRPOTrainer):
         """Keep the rollouts of all ranks, which TRL has gathered on each of them for its own log."""
         if not self.args.keep_rollouts_mb:
             return
-        ids = [each.token_ids for each in self._drawn]
-        ends = gather_object([(len(each), not each or each[-1] not in self.eos_token_ids) for each in ids])
+        ids = zip([each.token_ids for each in self._drawn], golds, strict=True)
+        ends = gather_object([(len(each), not each or each[-1] not in self.eos_token_ids, gold) for each, gold in ids])
         if self.accelerator.is_main_process:
             values = per_rollout(baseline, batch.action_mask)
             rows = rollout_rows(self._logs, batch, values, chances, ends)

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from datasets import Dataset
 from tqdm import tqdm
-from transformers import TrainerState
 
 from basis_rl.engine import Completion, Sampling, prompt_tokens
 from basis_rl.engine.client import request_seed
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.identity import ID_SCHEME
 from basis_rl.rewards.base import read_columns
+from basis_rl.rewards.call import call
 from basis_rl.values.kept import KeptSource, pack
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
 from basis_rl.values.shards import Record, Shards, begun
@@ -259,15 +259,8 @@ class _Build:
         rows = [(row, rollout) for row, rollouts in by_prompt for rollout in rollouts]
         if not rows:
             return []
-        conversational = not isinstance(rows[0][0]["prompt"], str)
-        given: dict[str, list[Any]] = {key: [row[key] for row, _ in rows] for key in rows[0][0] if key != "prompt"}
-        given |= {
-            "prompts": [row["prompt"] for row, _ in rows],
-            "completions": [[{"role": "assistant", "content": a.text}] if conversational else a.text for _, a in rows],
-            "completion_ids": [rollout.token_ids for _, rollout in rows],
-        }
-        hooks = {"trainer_state": TrainerState(), "log_extra": lambda *_: None, "log_metric": lambda *_: None}
-        columns = [[torch.nan if r is None else r for r in f(**given, **hooks)] for f in self.plan.reward_funcs]
+        said = [(rollout.text, rollout.token_ids) for _, rollout in rows]
+        columns = [call(function, [row for row, _ in rows], said) for function in self.plan.reward_funcs]
         scores = torch.tensor(columns, dtype=torch.float32).T
         total = (scores * self.weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
         result: list[float] = total.tolist()

@@ -95,8 +95,8 @@ def reward_code(reward_funcs: Sequence[Callable[..., Any]]) -> str:
 def mismatches(table: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
     """One line for each fact on which table and run contradict each other; facts that either lacks are ignored."""
     keys = set(table) & set(run)
-    # The revision identifies the weights, so the name of the model may differ.
-    if "revision" in keys:
+    # The revision identifies the weights, so the name may differ where it is the same, or unknown on one side.
+    if "revision" in keys and (table["revision"] == run["revision"] or None in (table["revision"], run["revision"])):
         keys.discard("model")
     return [
         f"{key}: table {json.dumps(table[key])}, run {json.dumps(run[key])}"

@@ -1,6 +1,7 @@
 """`basis-rl check`: what it says of a launch, a table, a server and the Hub, and what it warns of."""
 
 import itertools
+import json
 import re
 import shutil
 from pathlib import Path
@@ -350,3 +351,53 @@ def test_a_critic_is_counted_or_found_missing(check, tiny_path):
     code, _, _, error = check(baseline="ppo", baseline_kwargs={"critic_model": "no/such-model"})
     assert code == 2
     assert "critic_model 'no/such-model' could not be loaded" in error
+
+
+REFUSED = {
+    "rate": {"learning_rate": -1.0},
+    "moments": {"adam_beta1": 1.5},
+    "schedule": {"lr_scheduler_type": "cosine_with_min_lr"},
+    "modules": {"use_peft": True, "lora_target_modules": ["nosuch"]},
+    "rank": {"use_peft": True, "lora_r": 0},
+    "attention": {"attn_implementation": "nosuch"},
+    "loss": {"objective": "gspo", "loss_type": "dapo"},
+    "ratio": {"objective": "grpo", "importance_sampling_level": "sequence"},
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_training_would_refuse_after_the_model_is_loaded_is_refused(case, recipe, capsys, monkeypatch):
+    path = recipe(use_cpu=True, bf16=False, **REFUSED[case])
+    assert main(["check", path]) == 2
+    said = capsys.readouterr().err
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
+    assert main(["train", path]) == 2
+    assert capsys.readouterr().err == said
+    assert said.count("\n") == 1
+    assert any(key in said for key in REFUSED[case])
+
+
+def test_what_training_takes_passes(recipe):
+    taken = {
+        "use_peft": True,
+        "lora_target_modules": ["q_proj", "v_proj"],
+        "attn_implementation": "sdpa",
+        "objective": "gspo",
+    }
+    assert main(["check", recipe(**taken, loss_type="grpo", epsilon=3e-4)]) == 0
+
+
+def test_a_template_of_the_recipe_can_be_unset(recipe, capsys):
+    assert main(["check", recipe(prompt_template="So: {prompt}"), "--prompt_template", "none"]) == 0
+    said = capsys.readouterr().out
+    assert "So: State" not in said
+    assert "prompt_template: null" in said
+
+
+def test_what_becomes_of_rows_is_said(recipe, tmp_path, capsys):
+    rows = [{"prompt": f"{i % 9}?", "answer": i % 9, "prompt_id": str(i)} for i in range(12)]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main(["check", recipe(dataset_name=str(tmp_path / "own.jsonl"), dataset_kwargs=None)]) == 0
+    said = capsys.readouterr().out
+    assert "3 are left out, whose problem an earlier row has" in said
+    assert "'prompt_id' is replaced" in said

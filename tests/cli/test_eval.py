@@ -2,15 +2,18 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from basis_rl.cli.main import main
 from basis_rl.data import DataArguments, load_prompts
-from basis_rl.engine import Sampling, sample
+from basis_rl.engine import Completion, Sampling, sample
 from basis_rl.engine.client import request_seed
+from basis_rl.evaluation.plan import Plan
 from basis_rl.evaluation.rollouts import read_rollouts
 from tests.support.fake_vllm import FakeServer
 from tests.support.served import ENGINE, save_model
@@ -185,3 +188,86 @@ def test_your_own_data_by_the_keys_of_a_recipe_before_and_after_in_one_table(mod
     assert re.search(rf"\| own \| {len(found)} \| \+0.0 .* \| \d+\.\d \| \d+\.\d \|", capsys.readouterr().out)
     assert main([*words, "--benchmarks", "math500"]) == 2
     assert "in place of benchmarks your own data" in capsys.readouterr().err
+
+
+CHOICES = {
+    "rows": [{"prompt": f"{i}: A, B or C?", "letter": "ABC"[i % 3]} for i in range(9)],
+    "recipe": {"reward_funcs": ["format", "choice"], "reward_kwargs": {"choice": {"letters": "ABC"}},
+               "solution_column": "letter", "prompt_template": "Which? {prompt}"},
+    "says": "The answer is B",
+    "right": 3,
+}  # fmt: skip
+PROGRAMS = {
+    "rows": [
+        {"prompt": f"f{i}(x) = x + {i % 2}", "answer": "-", "t": [f"assert f(1) == {1 + i % 2}"]} for i in range(4)
+    ],
+    "recipe": {"reward_funcs": "code", "reward_kwargs": {"column": "t"}},
+    "says": "```python\ndef f(x): return x + 1\n```",
+    "right": 2,
+}
+LINES = {
+    "rows": [{"prompt": f"{i}?", "answer": str(i)} for i in range(5)],
+    "recipe": {"reward_funcs": ["math_verify"], "reward_kwargs": {"answer_in": "hashes"}, "system_prompt": "Mark it."},
+    "says": r"\boxed{1}\n#### 3",
+    "right": 1,
+}
+
+
+@pytest.mark.parametrize("inside", ["", "checkpoint-2", "final"])
+@pytest.mark.parametrize("case", [CHOICES, PROGRAMS, LINES])
+def test_a_run_is_asked_and_graded_as_it_was_trained(case, inside, model, tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(model, run / inside, dirs_exist_ok=True)
+    data = tmp_path / "own.jsonl"
+    data.write_text("\n".join(map(json.dumps, case["rows"])))
+    recipe = {"dataset_name": str(data), "max_completion_length": 7, "learning_rate": 1e-6, **case["recipe"]}
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (run / "run.json").write_text("{}")
+    drawn = {}
+
+    def planted(self, urls):
+        def generate(prompts, keys, sampling, num_rollouts):
+            drawn["tokens"] = sampling.max_new_tokens
+            yield from ((i, [Completion(case["says"], [1, 2], False)]) for i in range(len(prompts)))
+
+        return generate
+
+    monkeypatch.setattr(Plan, "_source", planted)
+    words = ["eval", str(run / inside), "--output_dir", str(tmp_path / "out")]
+    assert main(words) == 0, capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert said.startswith(f"From '{run / 'recipe.yaml'}'")
+    assert said.count("\n", 0, said.index("| benchmark")) < 4
+    found = read_rollouts(tmp_path / "out" / "own.jsonl")
+    assert len(found) == len(case["rows"])
+    assert sum(rows[0].reward == 1.0 for rows in found.values()) == case["right"]
+    assert all(rows[0].answer is not None for rows in found.values())
+    assert drawn["tokens"] == 7
+    asked = next(iter(found.values()))[0].prompt
+    assert ("Which? 0" in asked) == (case is CHOICES)
+    assert ("Mark it." in asked) == (case is LINES)
+    # What options say wins, one by one; and the base model is asked as the run is.
+    more = ["--recipe", str(run / inside), "--dataset_name", str(data), "--max_new_tokens", "5"]
+    assert (
+        main(["eval", str(model), *more, "--output_dir", str(tmp_path / "base"), "--prompt_template", "So: {prompt}"])
+        == 0
+    )
+    before = read_rollouts(tmp_path / "base" / "own.jsonl")
+    assert (drawn["tokens"], list(before)) == (5, list(found))
+    assert [rows[0].reward for rows in before.values()] == [rows[0].reward for rows in found.values()]
+    assert "So: " in next(iter(before.values()))[0].prompt
+
+
+def test_a_run_without_a_recipe_and_recipe_none_are_evaluated_by_options(model, sums, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(model, run)
+    (run / "run.json").write_text("{}")
+    (tmp_path / "recipe.yaml").write_text("prompt_template: 'no {prompt}'\n")
+    monkeypatch.chdir(tmp_path)
+    for name, more in (("a", []), ("b", ["--recipe", "none"])):
+        if more:
+            (run / "recipe.yaml").write_text("prompt_template: 'no {prompt}'\n")
+        words = ["eval", "run", "--dataset_name", str(sums), "--max_new_tokens", "3", "--output_dir", name, *more]
+        assert main(words) == 0
+        settings = json.loads(Path(name, "sums.settings.json").read_text())
+        assert settings["prompt_template"] is None

@@ -60,6 +60,74 @@ def test_a_new_recipe_fits_the_data_that_it_is_given(rows, written, tmp_path, ti
         assert capsys.readouterr().out.count("Add.") == 3, "the system message of the three prompts that are shown"
 
 
+LETTERS = [{"question": f"{i}+1? A) {i} B) {i + 1}", "answer": "B" if i % 3 else "(A)"} for i in range(30)]
+ASSERTS = [{"prompt": f"Write f(n), n plus {i}.", "test_list": [f"assert f(1) == {i + 1}"]} for i in range(30)]
+CHECKS = [
+    {"prompt": f"def f{i}(n):", "entry_point": f"f{i}", "canonical_solution": "return n",
+     "test": f"def check(candidate):\n    assert candidate(1) == {i}\n"}
+    for i in range(30)
+]  # fmt: skip
+WORDS = [{"prompt": f"The capital of land {i}?", "answer": f"Town {'abcdefghij'[i % 10]}"} for i in range(30)]
+BOXES = [{"prompt": f"Put {i} + 1 into \\boxed{{}}.", "answer": str(i + 1)} for i in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "reward", "kwargs", "asks"),
+    [
+        (LETTERS, "choice", None, "letter"),
+        (ASSERTS, "code", {"column": "test_list"}, "Python"),
+        (CHECKS, "code", {"column": "test", "fn_name": "entry_point"}, "Python"),
+        (WORDS, "exact", None, "boxed"),
+        (BOXES, "math_verify", None, ""),
+    ],
+)
+def test_the_reward_is_one_that_can_find_the_golds_right(rows, reward, kwargs, asks, tmp_path, tiny_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu"]) == 0
+    keys = read_recipe("new.yaml")
+    assert (keys["reward_funcs"], keys.get("reward_kwargs")) == ([reward], kwargs)
+    assert asks in keys.get("prompt_template", "")
+    assert ("prompt_template" in keys) == bool(asks)
+    assert main(["check", "new.yaml", "--strict", "--max_completion_length", "32"]) == 0
+
+
+def test_sentences_are_refused_unless_a_reward_is_named(tmp_path, tiny_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_reward", raising=False)
+    told = [
+        {"prompt": f"Why is {i}?", "answer": f"It is so since nobody of {'abcdefghij'[i % 10]} says otherwise."}
+        for i in range(30)
+    ]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
+    words = ["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "my_reward.py" in said
+    assert not (tmp_path / "new.yaml").exists()
+    (tmp_path / "my_reward.py").write_text("def score(completions, **kwargs):\n    return [1.0 for _ in completions]\n")
+    assert main([*words, "--reward_funcs", "my_reward.score"]) == 0
+    assert main(["check", "new.yaml", "--max_completion_length", "32"]) == 0
+    capsys.readouterr()
+    # As a recipe of mathematics the same data is refused, with the way out.
+    assert main(["check", "new.yaml", "--reward_funcs", "math_verify", "--max_completion_length", "32"]) == 2
+    assert "exact" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rows", "column"), [(ASSERTS, "test_list"), (CHECKS, "test")])
+def test_code_without_the_column_or_the_function_s_name_is_refused(
+    rows, column, tmp_path, tiny_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu"]) == 0
+    capsys.readouterr()
+    assert main(["check", "new.yaml", "--max_completion_length", "32", "--reward_kwargs", "{}"]) == 2
+    said = capsys.readouterr().err
+    assert "of 30 golds" in said or "of 29 golds" in said or "of 28 golds" in said, said
+    assert f"column: {column}" in said
+
+
 def test_data_that_a_recipe_cannot_be_written_for_is_refused(tmp_path, capsys):
     (tmp_path / "own.jsonl").write_text('{"a": "b", "c": "d"}\n')
     assert main(["init", str(tmp_path / "new.yaml"), "--data", str(tmp_path / "own.jsonl")]) == 2

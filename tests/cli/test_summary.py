@@ -47,10 +47,21 @@ def test_commands_can_be_pasted_whatever_the_folder_is_called(tmp_path):
     assert shlex.split(lines[0])[-1] == "a b"
 
 
-def test_an_evaluation_is_suggested_only_where_it_makes_sense(tmp_path):
-    assert "basis-rl eval" not in summary([], tmp_path, "greedy")
+def test_an_evaluation_is_suggested_on_what_the_model_was_trained_for(tmp_path):
+    assert f"basis-rl eval {tmp_path}\n" in summary([], tmp_path, "greedy")
     given = ["--model_name_or_path", "m", "--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false"]
     sums = [*given, "--dataset_name", "reasoning_gym:chain_sum"]
     assert suggested_benchmarks(parse_recipe(sums)) == []
     assert suggested_benchmarks(parse_recipe([*given, "--dataset_name", "mine.jsonl"])) == ["math500"]
+    other = [*given, "--dataset_name", "mine.jsonl", "--reward_funcs", "choice"]
+    assert suggested_benchmarks(parse_recipe(other)) == []
     assert suggested_benchmarks(parse_recipe([*sums, "--eval_benchmarks", "aime24"])) == ["aime24"]
+
+
+def test_a_run_without_any_reward_says_so_and_where_to_look(tmp_path):
+    never = [{"step": step, "reward": 0.0} for step in range(1, 5)]
+    assert f"basis-rl rollouts {shlex.quote(str(tmp_path))}" in summary(
+        [*never, {"step": 4, **SPENT}], tmp_path, "greedy"
+    )
+    for other in (LOG, [*never, {"step": 5, "reward": 0.1}], [{**row, "reward": 1.0} for row in never]):
+        assert "basis-rl rollouts" not in summary([*other, {"step": 5, **SPENT}], tmp_path, "greedy")

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import yaml
 
-from basis_rl.cli.compare import _plain
 from basis_rl.cli.main import main
 from basis_rl.report import plots
 from basis_rl.report.compare import Curve, compare_runs
 from basis_rl.report.page import _markdown_table, html, write_report
 from basis_rl.report.plots import _line
 from basis_rl.report.tables import Row, Table
+from basis_rl.text import aligned
 from tests.report.folders import write_rows, write_run
 
 EVIL = "m:<script>alert(1)</script>|`x`\"'&$\\frac$<img src=https://example.org/x onerror=alert(1)>"
@@ -108,7 +108,7 @@ def test_tables_keep_their_columns():
     rows = ["| a | b\\|c |", "| --- | --- |", "| x | **1\\|\\_2\\_** |", "| y | 3 |"]
     assert _markdown_table(table).splitlines() == ["## T", "", *rows, "", "says &lt;so&gt;"]
     rows = [Row(["a", "1"], 0), Row(["longer", "1,000"], 1)]
-    lines = _plain(Table("T", ["s", "rollouts"], rows)).split("\n")
+    lines = aligned([["s", "rollouts"], *(row.cells for row in rows)]).split("\n")
     assert lines == ["s       rollouts", "a              1", "longer     1,000"]
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from trl.trainer import grpo_trainer
 
+from basis_rl.report.rollouts import text
 from basis_rl.run.rollouts import files, read
 from basis_rl.trainer.logs import per_rollout, rollout_rows
 from basis_rl.types import RolloutBatch
@@ -122,8 +123,17 @@ def test_all_turns_of_a_conversation_and_means_over_tokens():
         rewards=torch.tensor([torch.nan]), group_ids=torch.zeros(1).long(), prompt_ids=["id"], action_mask=mask
     )
     values = per_rollout(torch.tensor([[1.0, 2.0, 9.0]]), mask)
-    (row,) = rollout_rows(logs, batch, values, [0.25], [(3, True)])
+    (row,) = rollout_rows(logs, batch, values, [0.25], [(3, True, "7")])
     for said in ("[assistant]", '"add"', "[tool]\n2", "Hm\nTwo"):
         assert said in row["completion"]
     assert (row["baseline"], row["reward"], row["rewards"], row["chance"]) == (1.5, None, {"f": None}, 0.25)
-    assert (row["tokens"], row["cut_off"], row["prompt"]) == (3, True, "p")
+    assert (row["tokens"], row["cut_off"], row["prompt"], row["gold"]) == (3, True, "p", "7")
+    asked = [{"role": "system", "content": "Be terse."}, {"role": "user", "content": "1?"}, turns[2],
+             {"role": "user", "content": "2?"}]  # fmt: skip
+    (row,) = rollout_rows({**logs, "prompt": [asked]}, batch, values, [0.25], [(3, True, ["7", "8"])])
+    shown = text([{**row, "step": 1}])
+    for said in ("gold ['7', '8']", "Be terse.", "1?", "Two", "2?"):
+        assert said in shown
+    (row,) = rollout_rows({**logs, "prompt": [asked[1:2]]}, batch, values, None, [(3, True, None)])
+    assert row["prompt"] == "1?"
+    assert "gold" not in text([{**row, "step": 1}])

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from basis_rl.rewards.call import WrongScores, scores_of
 from basis_rl.run import checkpoint
 from basis_rl.run.errors import RewardFailed
 from basis_rl.trainer import rewarding
-from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, scores_of, total_rewards
+from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, total_rewards
 from tests.support.ranks import Ranks
 from tests.support.tiny import parity_reward
 from tests.trainer.test_faults import build
@@ -52,7 +53,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_no_reward_is_named(case):
     returned, message = WRONG[case]
-    with pytest.raises(rewarding._Wrong, match=message):
+    with pytest.raises(WrongScores, match=message):
         scores_of(returned, SIZE)
 
 

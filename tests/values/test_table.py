@@ -113,6 +113,8 @@ def test_what_one_side_does_not_know_is_no_contradiction():
     table = ValueTable.from_rewards(REWARDS, provenance={"model": "m", "date": "today"})
     table.check(context(temperature=1.0))
     assert mismatches({"revision": "1", "model": "a"}, {"revision": "1", "model": "b"}) == []
+    told = mismatches({"revision": "1", "model": "a"}, {"revision": "2", "model": "b"})
+    assert any('"a"' in line and '"b"' in line for line in told), "of another model both names are told"
     assert mismatches({"reward": None, "top_k": 3}, {"reward": "f", "top_k": None, "min_p": 0.1}) == []
 
 

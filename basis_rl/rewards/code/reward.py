@@ -66,6 +66,10 @@ class CodeReward(Reward):
     """
 
     __name__ = "code_reward"
+    gold_help = (
+        "The reward code reads tests: name their column by reward_kwargs: {column: test_list}, and where they leave it "
+        "out that of the function's name, {column: test, fn_name: entry_point}."
+    )
     reward_range = (0.0, 1.0)
 
     def __init__(
@@ -151,9 +155,19 @@ class CodeReward(Reward):
             )  # fmt: skip
         return rewards
 
-    def check_golds(self, solution: Column) -> list[int]:
-        """Indices of the cells that hold no tests; none where the tests are in another column."""
-        return [i for i, cell in enumerate(solution) if self.column == "solution" and not self._cases(cell, None)]
+    def answers(self, completions: Completions, prompts: Column = ()) -> list[str | None]:
+        """The program of each rollout; None where there is none."""
+        return [next(iter(last_code(completion_text(completion))), None) for completion in completions]
+
+    @property
+    def gold_columns(self) -> list[str]:
+        """The column with the tests, and that of the function's name if there is one."""
+        return [self.column, *([self.fn_name] if self.fn_name else [])]
+
+    def check_golds(self, solution: Column, names: Column | None = None) -> list[int]:
+        """Indices of the cells that hold no tests, or tests of a function whose name is not known."""
+        rows = zip(solution, names or [None] * len(solution), strict=True)
+        return [i for i, (cell, name) in enumerate(rows) if not self._cases(cell, name)]
 
     def _cases(self, cell: Any, name: str | None) -> list[Case]:
         try:

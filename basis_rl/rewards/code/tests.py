@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 _STDIN = ("stdin", "stdin_stdout", "standard_input")
 _CALL = ("functional", "function_call", "call_based")
+# HumanEval's: it tests nothing until it is called.
+_UNCALLED = re.compile(r"^def check\((?!.*^check\()", re.MULTILINE | re.DOTALL)
 # Source that has its own structure: it cannot be joined to others, as single statements can.
 _TEST_SOURCE = re.compile(r"^\s*(?:def (?:test|check)|class \w*Test)", re.MULTILINE)
 
@@ -53,7 +55,7 @@ def parse_tests(cell: Any, fn_name: str | None = None) -> list[Case]:
     """
     name = _function_name(fn_name)
     if isinstance(cell, str) and _TEST_SOURCE.search(cell) and not cell.lstrip().startswith(("{", "[", '"')):
-        return [Case("assert", cell, name=name)]
+        return [_source(cell, name)]
     if isinstance(cell, str):
         try:
             cell = json.loads(cell)
@@ -63,7 +65,7 @@ def parse_tests(cell: Any, fn_name: str | None = None) -> list[Case]:
         name = _function_name(cell) or name
         for source in (cell.get("functional"), cell.get("test"), cell.get("tests")):
             if isinstance(source, str):
-                return [Case("assert", source, name=cell.get("entry_point") or name)]
+                return [_source(source, cell.get("entry_point") or name)]
         if cell.get("asserts"):
             return _asserts(cell["asserts"], str(cell.get("setup") or ""))
         if cell.get("inputs") is not None:
@@ -81,6 +83,12 @@ def parse_tests(cell: Any, fn_name: str | None = None) -> list[Case]:
     if not all(isinstance(item, Mapping) and "input" in item and "output" in item for item in cell):
         raise ValueError(f"no tests in a form that is known: {str(cell[0])[:80]!r}")
     return [_case(item, name) for item in cell]
+
+
+def _source(text: str, name: str | None) -> Case:
+    if not name and _UNCALLED.search(text):
+        raise ValueError("tests check(candidate) of a function whose name is in none of entry_point and fn_name")
+    return Case("assert", text, name=name)
 
 
 def _asserts(statements: Sequence[str], setup: str) -> list[Case]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
-from basis_rl.rewards.extract import check_where, completion_text, last_boxed
+from basis_rl.rewards.extract import check_where, completion_text, is_sentence, last_boxed
 from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
 from basis_rl.rewards.math.notation import normal_form, text_form
 from basis_rl.rewards.math.places import PLACES, MathAnswerIn, find_answer, marked_answer
@@ -33,6 +33,8 @@ _PLAIN_TIMEOUT = 5.0
 _METRICS: dict[str, Verdict] = {
     "screened": "screened", "timeout": "timeout", "infrastructure": "failed", "over_budget": "late"
 }  # fmt: skip
+# So many golds that are all sentences are no accident.
+_MANY = 8
 _log = logging.getLogger(__name__)
 
 
@@ -74,6 +76,10 @@ class MathVerifyReward(AfterThought, Reward):
     """
 
     __name__ = "math_verify_reward"
+    gold_help = (
+        "Math-Verify reads numbers and formulas. reward_funcs: exact is for words, choice for letters, code for tests; "
+        "sentences need a reward function of your own (docs/rewards.md)."
+    )
     reward_range = (0.0, 1.0)
 
     def __init__(
@@ -207,12 +213,14 @@ class MathVerifyReward(AfterThought, Reward):
         """Indices of the golds to which no answer could be right: there is nothing in them, or grading them hangs.
 
         Of a list of golds none does. Those whose grading failed are not among them. What else is wrong with golds is
-        logged (`gold_notes`).
+        logged (`gold_notes`), but if all of many golds are sentences, they are of another reward, and all are returned.
         """
+        if len(solution) >= _MANY and all(isinstance(gold, str) and is_sentence(gold) for gold in solution):
+            return list(range(len(solution)))
         verdicts = self._gold_verdicts(solution)
         notes = _notes(verdicts)
         if notes:
-            shown = "; ".join(f"row {i}, {note}: {str(solution[i])[:80]!r}" for i, note in list(notes.items())[:5])
+            shown = "; ".join(f"{str(solution[i])[:80]!r} ({note})" for i, note in list(notes.items())[:5])
             _log.warning("%d of %d golds may not say what they mean: %s.", len(notes), len(verdicts), shown)
         return [i for i, row in enumerate(verdicts) if row.isdisjoint({"right", "wrong", "misread", "failed"})]
 

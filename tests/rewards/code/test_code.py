@@ -122,7 +122,10 @@ def test_tests_and_the_functions_name_in_columns_of_their_own():
     cell = [{"input": "[1]\n[2]", "output": "[1, 2]", "testtype": "functional"}]
     text = fenced("def join(a, b):\n    return a + b")
     assert reward([], [text] * 2, solution=["irrelevant"] * 2, tests=[cell] * 2, name=["join", "other"]) == [1.0, 0.0]
-    assert reward.check_golds(["irrelevant"]) == []
+    assert reward.gold_columns == ["tests", "name"]
+    assert reward.check_golds([cell, cell, "irrelevant"], ["join", None, "join"]) == [1, 2]
+    check = "def check(candidate):\n    assert candidate(1, 2) == 3"
+    assert reward.check_golds([check, check, f"{check}\ncheck(join)"], ["join", None, None]) == [1]
     with pytest.raises(ValueError, match="no column 'tests'"):
         reward([], [text], solution=["x"], name=["join"])
 

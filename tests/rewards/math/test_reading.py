@@ -43,7 +43,7 @@ def test_prose_and_misread_golds_are_named(reward, caplog):
         assert reward.check_golds(golds) == [1, 4]
     (record,) = caplog.records
     assert "5 of 9 golds" in record.message
-    assert "row 3, misread: '2x^2 + 3y^2 = d'" in record.message
+    assert "'2x^2 + 3y^2 = d' (misread)" in record.message
     caplog.clear()
     assert reward.check_golds(["7", "x+1", r"5\text{ cm}"]) == []
     assert not caplog.records
