@@ -50,7 +50,7 @@ MISTAKES = {
     "kwargs": (DRAWN, {"generation_kwargs": {"temperature": 1.0}}, "the loss goes by temperature", ("values", "sweep")),
     "top_p": ({"top_p": 0.9}, {"top_p": 0.9, "allow_truncated_sampling": True}, "a part of the vocabulary", ("sweep",)),
     "steps": ({"max_steps": -5}, {"max_steps": -1, "num_train_epochs": 1}, "max_steps must be", ()),
-    "turns": ({"filter_void_turns": True}, {"filter_void_turns": False}, "it needs tools", ("sweep",)),
+    "turns": ({"filter_void_turns": True}, {"filter_void_turns": False}, "needs tools", ("sweep",)),
     "golds": (BAD_GOLD, {**BAD_GOLD, "on_invalid_gold": "drop"}, "do not verify", ("values",)),
     "context": ({LENGTH: 2048}, {LENGTH: 1900}, "context is 2048", ("values", "sweep")),
     "table": (table(), table(accept_mismatch=True), "temperature: table 0.3, run 1.0", ()),

@@ -16,6 +16,7 @@ from basis_rl.cli.main import main as command
 from basis_rl.clusters import PromptClusters
 from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data
 from basis_rl.recipe.file import parse_recipe
+from basis_rl.recipe.words import with_sections
 from basis_rl.values import ValueTable
 from tests.cli.conftest import SETTINGS
 from tests.report.test_card import entry
@@ -36,7 +37,7 @@ def train_by_recipe(folder: Path, base: Path) -> tuple[list[int], list[str]]:
     recipe, out = folder / "recipe.yaml", folder / "cli"
     settings = {**SETTINGS, "baseline": "basis", "baseline_kwargs": {"values": "alice/table"}, "num_generations": 1}
     own = {"model_name_or_path": "alice/base", "output_dir": str(out), "push_to_hub": True, "hub_token": TOKEN}
-    recipe.write_text(yaml.safe_dump({**settings, **own, "save_strategy": "steps", "save_steps": 1}))
+    recipe.write_text(yaml.safe_dump(with_sections({**settings, **own, "save_strategy": "steps", "save_steps": 1})))
     parsed = parse_recipe([str(recipe)])
     _, tokenizer = load_config_and_tokenizer(parsed.model, parsed.args)
     ids = load_training_data(parsed, tokenizer)["prompt_id"]

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from basis_rl.cli.main import main
 from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data
 from basis_rl.recipe.file import parse_recipe
+from basis_rl.recipe.words import with_sections
 from basis_rl.trainer import BasisTrainer
 from examples.custom_objective import simple
 from tests.cli.conftest import SETTINGS
@@ -33,7 +34,7 @@ def recipe(folder, model, **changes):
     folder.mkdir()
     path = folder / "recipe.yaml"
     settings = {**SETTINGS, **OWN, "model_name_or_path": str(model), "output_dir": str(folder / "out"), **changes}
-    path.write_text(yaml.safe_dump({key: value for key, value in settings.items() if value is not None}))
+    path.write_text(yaml.safe_dump(with_sections({k: v for k, v in settings.items() if v is not None})))
     return str(path)
 
 
