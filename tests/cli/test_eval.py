@@ -13,7 +13,7 @@ from basis_rl.cli.main import main
 from basis_rl.data import DataArguments, load_prompts
 from basis_rl.engine import Completion, Sampling, sample
 from basis_rl.engine.client import request_seed
-from basis_rl.evaluation.plan import Plan
+from basis_rl.evaluation.plan import EvalPlan
 from basis_rl.evaluation.rollouts import read_rollouts
 from tests.support.fake_vllm import FakeServer
 from tests.support.served import ENGINE, save_model
@@ -232,7 +232,7 @@ def test_a_run_is_asked_and_graded_as_it_was_trained(case, inside, model, tmp_pa
 
         return generate
 
-    monkeypatch.setattr(Plan, "_source", planted)
+    monkeypatch.setattr(EvalPlan, "_source", planted)
     words = ["eval", str(run / inside), "--output_dir", str(tmp_path / "out")]
     assert main(words) == 0, capsys.readouterr().err
     said = capsys.readouterr().out

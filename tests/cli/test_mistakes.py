@@ -14,7 +14,7 @@ import yaml
 from basis_rl import names
 from basis_rl.cli.main import main
 from basis_rl.recipe.sources import known_keys
-from basis_rl.recipe.words import read
+from basis_rl.recipe.words import read_recipe
 from basis_rl.trainer import BasisConfig, BasisTrainer
 
 
@@ -85,7 +85,7 @@ def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path, capsys):
     assert main(["check", str(path)]) == 2
     assert "'seed' stands twice, in lines 1 and 4" in capsys.readouterr().err
     path.write_text("a: &a {x: 1}\nb:\n  <<: *a\n  x: 2\n")
-    assert read(str(path))["b"] == {"x": 2}
+    assert read_recipe(str(path))["b"] == {"x": 2}
 
 
 @pytest.mark.parametrize("key", ["prompt_column", "solution_column", "context_column", "difficulty_column"])
