@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+# What asks for the \boxed{} that `math_verify` reads: of the benchmarks, and of recipes that set it.
+BOXED = "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+
 
 def render(template: Path, *, html: bool = False, **values: Any) -> str:
     """A template filled in; with `html` every value is escaped. A name that is not given is an error."""

@@ -26,7 +26,7 @@ from basis_rl.trainer import BasisConfig
 _MATH = "math_verify"
 # They judge whether a rollout has the right form, not whether it is right.
 _FORMS = ("format", "overlong")
-# Keys that say which problems there are, rather than what a row is.
+# Keys of a recipe that say which problems are taken; the other keys of data say how a row is read.
 _WHICH = {"dataset_name", "dataset_config", "dataset_kwargs", "dataset_train_split", "dataset_test_split",
           "max_train_samples", "test_fraction"}  # fmt: skip
 
@@ -49,30 +49,29 @@ def recipe_of(model: str) -> str | None:
 
 
 def of_recipe(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of an evaluation as a recipe has them: what is asked, how and for how long, and what grades.
+    """Options of an evaluation from a recipe: the problems, their prompts, the reward that grades, the length.
 
     Args:
         path: of the recipe.
-        given: options of the command line. Its own ``dataset_name`` is read as the recipe's is; benchmarks are
-            mathematics, which a recipe of something else does not change.
+        given: options of the command line. The rows of a ``dataset_name`` are read as the recipe reads its own.
+            Benchmarks are mathematics: they take prompts and reward only from a recipe of mathematics.
     """
     config = read_words([path]).config
     run = RunArguments(**{key: config[key] for key in ("reward_funcs", "reward_kwargs") if config.get(key)})
     take_lists(run, config)
-    names = {each.name for each in fields(DataArguments)} - (_WHICH if given.get("dataset_name") else set())
+    reward = grading(run.reward_funcs)
+    names = {each.name for each in fields(DataArguments)} | {"on_invalid_gold"}
+    if given.get("dataset_name"):
+        names -= _WHICH
     if given.get("benchmarks"):
-        names = {"prompt_template", "system_prompt"} if _MATH in run.reward_funcs else set()
+        names = {"prompt_template", "system_prompt"} if reward == _MATH else set()
     found = {key: value for key, value in config.items() if key in names}
     if names and not given.get("reward_funcs"):
-        name = grading(run.reward_funcs)
-        params = split_params(run.reward_funcs, run.reward_kwargs or {})[name]
-        found |= {"reward_funcs": [name]}
-        found |= {"answer_in": params.pop("answer_in")} if "answer_in" in params else {}
-        found |= {"reward_kwargs": params} if params else {}
-    if "chat_template_kwargs" in config:
-        found["chat_template_kwargs"] = json.dumps(config["chat_template_kwargs"])
-    length = BasisConfig.__dataclass_fields__["max_completion_length"].default
-    found["max_new_tokens"] = config.get("max_completion_length", length)
+        found["reward_funcs"] = [reward]
+        found["reward_kwargs"] = split_params(run.reward_funcs, run.reward_kwargs or {})[reward]
+    if template := config.get("chat_template_kwargs"):
+        found["chat_template_kwargs"] = template if isinstance(template, str) else json.dumps(template)
+    found["max_new_tokens"] = config.get("max_completion_length", BasisConfig.max_completion_length)
     return found
 
 
@@ -91,24 +90,24 @@ def build_grader(options: EvalArguments) -> Any:
     kwargs = parse_value("--reward_kwargs", kwargs) if isinstance(kwargs, str) else kwargs
     name = grading(options.reward_funcs)
     params = split_params(options.reward_funcs, kwargs)[name]
-    if name == _MATH or options.answer_in != "auto":
+    if options.answer_in != "auto":
         params["answer_in"] = options.answer_in
     if options.num_workers is not None:
         params["num_workers"] = options.num_workers
-    return build_reward(name, params)
+    return build_reward(name, params, {"answer_in": "auto"} if name == _MATH else {})
 
 
 def parse(argv: Sequence[str]) -> EvalArguments:
-    """The options, those of the recipe behind those that are given; says what was taken from it."""
+    """The options; where the command line says nothing, those of the recipe, which are printed."""
     keys = parser()
     check_flags(argv, keys.flags())
     given = peek(argv, ["model", "recipe", "dataset_name", "benchmarks", "reward_funcs"])[0]
-    named = str(given.get("recipe") or given.get("model") or "")
-    path = recipe_of(named) or given.get("recipe")
-    taken = of_recipe(path, given) if path and path != "none" else {}
+    asked = given.get("recipe")
+    path = recipe_of(str(asked or given.get("model"))) or asked
+    taken = of_recipe(str(path), given) if path and path != "none" else {}
     keys.set_defaults_with_config(**taken)
     (options,) = keys.parse_args_into_dataclasses(list(argv), look_for_args_file=False)
-    if held := [f"{key} {value!r}" for key, value in taken.items() if getattr(options, key) == value]:
+    if held := [f"{key} {value!r}" for key, value in taken.items() if value and getattr(options, key) == value]:
         print(f"From '{path}', where options say nothing else: {', '.join(held)}.", flush=True)
     return options
 

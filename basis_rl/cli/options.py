@@ -12,7 +12,7 @@ from pathlib import Path
 from basis_rl import resources
 from basis_rl.cli.offline import go_offline_if_unreachable
 from basis_rl.recipe.sources import Key, known_keys
-from basis_rl.recipe.words import check_data, check_flags, check_words, peek
+from basis_rl.recipe.words import check_data, check_flags, check_words
 
 INIT_MODEL = "Qwen/Qwen3-0.6B"
 INIT_DATASET = "openai/gsm8k"
@@ -311,7 +311,7 @@ def check_names(command: str, argv: Sequence[str]) -> None:
     words = list(argv)
     if command == "eval":
         check_flags(words, {flag for key in known_keys("eval") for flag in key.flags})
-        check_data(peek(words, ["dataset_name", "prompt_column", "solution_column"])[0])
+        check_data({}, words)
         go_offline_if_unreachable(command, words)
     if command not in RECIPE_COMMANDS:
         return

@@ -38,7 +38,7 @@ def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks
     if rows:
         lines += [f"{'':{width}}  {'before':>7}  {'after':>7}"]
         lines += [f"{name:{width}}  {first:7.3g}  {last:7.3g}  {note}" for name, first, last, note in rows]
-    if len({row["reward"] for row in log if row.get("reward") is not None} | {0}) == 1 and rows:
+    if {row["reward"] for row in log if row.get("reward") is not None} == {0}:
         lines += [
             "The reward was 0 in every step, so nothing was learnt. See what the model writes, and why it is wrong:",
             f"  basis-rl rollouts {quote(str(output))}",

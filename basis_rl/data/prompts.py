@@ -34,8 +34,6 @@ SOLUTION_COLUMNS = (
 _GYM = "reasoning_gym:"
 # Read by `basis_rl.rewards.ReasoningGymReward`.
 GYM_COLUMN = "reasoning_gym"
-# What asks for the \boxed{} that `math_verify` reads: of the benchmarks, and of recipes that set it.
-BOXED = "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 # Names by which TRL hands reward functions something else: a column would be lost, or given twice.
 TAKEN = frozenset({"prompts", "completions", "trainer_state", "log_extra", "log_metric"})
 IMAGES = frozenset({"image", "images"})

@@ -11,10 +11,10 @@ from typing import Any
 from datasets import Dataset
 
 from basis_rl.data import DataArguments, load_prompts
-from basis_rl.data.prompts import BOXED
 from basis_rl.names import FORMATS, did_you_mean
 from basis_rl.rewards import gold_answer
-from basis_rl.rewards.base import GoldChecker, gold_columns
+from basis_rl.rewards.base import gold_columns, invalid_golds
+from basis_rl.text import BOXED
 
 
 @dataclass(frozen=True)
@@ -126,16 +126,21 @@ def load_benchmark(item: str, data: DataArguments, *, conversational: bool, limi
     return _problems(name, benchmark, loaded)
 
 
-def load_own(
-    data: DataArguments, *, conversational: bool, limit: int | None = None, reads: Collection[str] = ("solution",)
-) -> Problems:
-    """The problems of your own that training holds out (``test_fraction``, ``dataset_test_split``), without them all.
+def load_own(data: DataArguments, *, conversational: bool, limit: int | None, reads: Collection[str]) -> Problems:
+    """The problems of your own that training holds out; all of them if it holds out none.
+
+    Args:
+        data: of the training, with ``test_fraction`` or ``dataset_test_split`` if problems are held out.
+        conversational, reads: see `load_prompts`.
+        limit: the number of problems; None for all, of a training split at most ``max_train_samples``.
 
     Raises:
         ValueError: see `load_prompts`.
     """
     held_out = bool(data.test_fraction or data.dataset_test_split)
-    asked = replace(data, max_train_samples=limit or data.max_train_samples)
+    # As in training, where it does not limit the split to evaluate on.
+    of_training = None if data.dataset_test_split else data.max_train_samples
+    asked = replace(data, max_train_samples=limit or of_training)
     name = re.split(r"[/:]", str(data.dataset_name))[-1].removesuffix(Path(data.dataset_name).suffix)
     loaded = load_prompts(asked, conversational=conversational, held_out=held_out, reads=reads)
     return _problems(name, Benchmark({"dataset_name": data.dataset_name}), loaded)
@@ -170,12 +175,12 @@ def checked(problems: Problems, reward: Any, on_invalid_gold: str) -> Problems:
         ValueError: there are others, and `on_invalid_gold` is not 'drop'.
     """
     dataset = problems.dataset
-    cells = [list(dataset[name]) for name in gold_columns(reward)]
-    bad = reward.check_golds(*cells) if isinstance(reward, GoldChecker) else []
+    bad = invalid_golds(reward, dataset)
     if not bad:
         return problems
     if on_invalid_gold != "drop":
-        shown = "; ".join(f"problem {i}: {dataset[i]['solution'][:80]!r}" for i in bad[:5])
+        column = gold_columns(reward)[0]
+        shown = "; ".join(f"problem {i}: {str(dataset[i][column])[:80]!r}" for i in bad[:5])
         raise ValueError(
             f"{problems.name}: {len(bad)} of {len(dataset)} golds do not verify against themselves ({shown}). Fix "
             f"them, or set --on_invalid_gold drop. {getattr(reward, 'gold_help', '')}".rstrip()

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from basis_rl.data.prompts import BOXED
 from basis_rl.engine import Sampling, prompt_tokens, sample, sample_servers
 from basis_rl.engine.client import request_seed
 from basis_rl.engine.server import ServerOptions
@@ -30,10 +29,11 @@ from basis_rl.evaluation.benchmarks import (
 from basis_rl.evaluation.rollouts import kept_settings, read_rollouts
 from basis_rl.evaluation.runner import Evaluation, Generate, save_results
 from basis_rl.evaluation.scores import compare, comparison_table, mean_reward, table
-from basis_rl.rewards.base import read_columns, required_columns
+from basis_rl.rewards.base import check_reward_columns, read_columns
 from basis_rl.rewards.source import code_identity
 from basis_rl.rewards.thought import tell_rewards
 from basis_rl.run.artefacts import differences, versions
+from basis_rl.text import BOXED
 from basis_rl.values.provenance import fingerprint, model_revision, rendered_prompt
 from basis_rl.values.sources import addresses, check_served, ends_of, load_model
 
@@ -72,11 +72,7 @@ class EvalPlan:
         if len(set(names)) < len(names):
             raise ValueError(f"Two benchmarks have the same name: {', '.join(names)}. Give them others: NAME=SOURCE.")
         for problems in loaded:
-            if missing := required_columns(reward) - set(problems.dataset.column_names):
-                raise ValueError(
-                    f"reward_funcs: the reward reads the columns {sorted(missing)}; {problems.name} has "
-                    f"{problems.dataset.column_names}. Set reward_funcs or reward_kwargs."
-                )
+            check_reward_columns(problems.dataset, [reward], f"data set {problems.name}")
         loaded = [checked(problems, reward, options.on_invalid_gold) for problems in loaded]
         prompts = [prompt for problems in loaded for prompt in problems.dataset["prompt"]]
         tell_rewards([reward], [rendered_prompt(prompt, tokenizer, self.template) for prompt in prompts], tokenizer)

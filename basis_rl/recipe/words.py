@@ -21,8 +21,6 @@ from basis_rl.recipe.trl_recipes import from_trl
 
 # The keys whose values are mappings, which argparse does not know.
 DICT_KEYS = ("baseline_kwargs", "reward_kwargs", "dataset_kwargs", "tool_kwargs", "prompt_sampler_kwargs")
-
-
 _COLUMNS = ("prompt_column", "solution_column", "context_column", "difficulty_column")
 
 
@@ -234,8 +232,14 @@ def check_flags(arguments: Sequence[str], flags: Collection[str]) -> None:
     wrong.tell()
 
 
-def check_data(given: Mapping[str, Any]) -> None:
-    """Raise ValueError for a file of problems that is not there, or lacks a column that is named for it."""
+def check_data(config: Mapping[str, Any], arguments: Sequence[str]) -> None:
+    """Raise ValueError for a file of problems that is not there, or lacks a column that is named for it.
+
+    Args:
+        config: keys of a recipe.
+        arguments: of the command line, which win.
+    """
+    given = {**config, **peek(arguments, ["dataset_name", *_COLUMNS])[0]}
     name = str(given.get("dataset_name") or "")
     check_file(name)
     check_columns(name, {key: given.get(key) for key in _COLUMNS})
@@ -257,5 +261,5 @@ def check_words(argv: Sequence[str]) -> None:
         return
     wrong = Mistakes()
     wrong.tried(check_keys, words, [key.name for key in keys], {flag for key in keys for flag in key.flags})
-    wrong.tried(check_data, {**words.config, **peek(words.arguments, ["dataset_name", *_COLUMNS])[0]})
+    wrong.tried(check_data, words.config, words.arguments)
     wrong.tell()

@@ -73,6 +73,30 @@ def gold_columns(checker: GoldChecker) -> Sequence[str]:
     return getattr(checker, "gold_columns", ("solution",))
 
 
+def invalid_golds(reward: Any, dataset: Any) -> list[int]:
+    """Indices of rows whose gold is missing, or which no answer could equal; none if the reward cannot tell.
+
+    Args:
+        reward: a reward function.
+        dataset: a Dataset, of which the reward is given its `gold_columns`.
+    """
+    names = gold_columns(reward)
+    if not isinstance(reward, GoldChecker) or not set(names) <= set(dataset.column_names):
+        return []
+    columns = [list(dataset[name]) for name in names]
+    golds = columns[0]
+    invalid = {index for index, gold in enumerate(golds) if gold is None or gold != gold}
+    texts = [index for index, gold in enumerate(golds) if isinstance(gold, (str, list))]
+    try:
+        invalid.update(reward.check_golds(*columns))
+    except (TypeError, AttributeError):
+        # It reads texts only.
+        invalid.update(set(range(len(golds))) - set(texts))
+        of_texts = [[column[index] for index in texts] for column in columns]
+        invalid.update(texts[index] for index in reward.check_golds(*of_texts))
+    return sorted(invalid)
+
+
 class RewardError(AssertionError):
     """A reward breaks its contract; the message has a line for each broken promise."""
 
@@ -80,6 +104,18 @@ class RewardError(AssertionError):
 def required_columns(reward: Any) -> set[str]:
     """The columns of the dataset that a reward function cannot do without, by its signature; of a model none."""
     return _named(reward, with_defaults=False)
+
+
+def check_reward_columns(dataset: Any, reward_funcs: Sequence[Any], what: str) -> None:
+    """Raise ValueError if a Dataset, called `what`, lacks a column that a reward function requires."""
+    for func in reward_funcs:
+        missing = sorted(required_columns(func) - set(dataset.column_names))
+        if missing:
+            name = getattr(func, "__name__", type(func).__name__)
+            raise ValueError(
+                f"The reward function '{name}' reads the columns {missing}; the {what} has {dataset.column_names}. "
+                "Rename or add columns, or take another reward function."
+            )
 
 
 def _named(reward: Any, *, with_defaults: bool) -> set[str]:

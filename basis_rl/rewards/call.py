@@ -1,4 +1,4 @@
-"""Calling reward functions outside of a training, in the way of TRL; and what they may return."""
+"""Calls reward functions outside of training as TRL calls them, and checks what they return."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import Any
 
 from transformers import TrainerState
 
-_LARGEST = 3.4028234663852886e38  # of a float32
+from basis_rl.rewards.workers.failures import RewardInfrastructureError
+
+# The largest float32.
+_LARGEST = 3.4028234663852886e38
 
 
 class WrongScores(Exception):
@@ -20,27 +23,24 @@ class WrongScores(Exception):
 
 
 def call(
-    function: Callable[..., Any], rows: Sequence[Mapping[str, Any]], said: Sequence[tuple[Any, Sequence[int]]]
+    function: Callable[..., Any], rows: Sequence[Mapping[str, Any]], said: Sequence[tuple[str, Sequence[int]]]
 ) -> list[float]:
     """``(N,)`` rewards of rollouts by a function, called as TRL calls it; NaN where there is none.
 
     Args:
         function: the reward function.
-        rows: of the dataset, one for each rollout, at least one.
-        said: of each rollout the completion, a text or messages (a text becomes a message where the prompt is a
-            conversation), and its token ids.
+        rows: the dataset's row of each rollout; at least one, and all prompts are texts or all are conversations.
+        said: the text of each rollout and its token ids. The text becomes a message where prompts are conversations.
 
     Raises:
         ValueError: the function failed, or returned something else than a score for each rollout.
+        RewardInfrastructureError: what the function runs on failed.
     """
-    turns = [[{"role": "assistant", "content": text}] if isinstance(text, str) else text for text, _ in said]
-    completions = [
-        text if isinstance(row["prompt"], str) else turn for row, (text, _), turn in zip(rows, said, turns, strict=True)
-    ]
-    given = {
+    conversational = not isinstance(rows[0]["prompt"], str)
+    given: dict[str, Any] = {
         **{name: [row[name] for row in rows] for name in rows[0] if name != "prompt"},
         "prompts": [row["prompt"] for row in rows],
-        "completions": completions,
+        "completions": [[{"role": "assistant", "content": text}] if conversational else text for text, _ in said],
         "completion_ids": [list(token_ids) for _, token_ids in said],
         "trainer_state": TrainerState(),
         "log_extra": lambda *_: None,
@@ -49,8 +49,7 @@ def call(
     try:
         found = function(**given)
         return scores_of(asyncio.run(found) if inspect.iscoroutine(found) else found, len(rows))
-    except RuntimeError:
-        # Of what the rewards run on.
+    except RewardInfrastructureError:
         raise
     except Exception as error:
         name = getattr(function, "__name__", type(function).__name__)

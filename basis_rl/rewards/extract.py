@@ -158,13 +158,16 @@ def _decimal(text: str | None) -> Fraction | None:
 
 
 def is_prose(gold: str) -> bool:
-    """Whether a gold is words: more than the units of a number, and no commands of LaTeX."""
+    """Whether a gold has words of four letters or more: with a digit at least three, since units are no prose.
+
+    Commands of LaTeX do not count.
+    """
     words = re.findall(r"(?<![\\A-Za-z])[A-Za-z]{4,}", gold)
     return len(words) > (2 if re.search(r"\d", gold) else 0)
 
 
 def is_sentence(gold: str) -> bool:
-    """Whether a gold is prose of so many words that no rollout will say just these."""
+    """Whether a gold is prose of more words than a name has, so that hardly any rollout says exactly these."""
     return is_prose(gold) and len(gold.split()) > 3
 
 

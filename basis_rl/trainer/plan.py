@@ -43,7 +43,7 @@ from basis_rl.engine import Sampling
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.names import Mistakes, kind_of
 from basis_rl.objectives import OBJECTIVES, AnyObjective, TrlObjective, for_token_advantages, objective_name
-from basis_rl.rewards.base import GoldChecker, declared_range, gold_columns, read_columns, required_columns
+from basis_rl.rewards.base import check_reward_columns, declared_range, gold_columns, invalid_golds, read_columns
 from basis_rl.rewards.registry import REWARDS, build_reward
 from basis_rl.rewards.thought import tell_rewards
 from basis_rl.run.ranks import asked_processes, on_main_process
@@ -55,7 +55,6 @@ from basis_rl.trainer.prompt_check import (
     check_prompts,
     check_template,
     first_rows,
-    invalid_golds,
     render_prompt,
 )
 from basis_rl.trainer.tool_check import as_functions, check_tools
@@ -349,7 +348,7 @@ def check_values(plan: Plan) -> None:
 
 
 def check_optimizer(plan: Plan) -> None:
-    """Optimizer and schedule can be made of their settings: they are, for one number."""
+    """Optimizer and schedule accept their settings: both are built, for a model of one number."""
     args = plan.args
     if plan.kwargs.get("optimizers") or plan.kwargs.get("optimizer_cls_and_kwargs"):
         return
@@ -358,13 +357,13 @@ def check_optimizer(plan: Plan) -> None:
     except ImportError as error:
         raise ValueError(f"optim {getattr(args.optim, 'value', args.optim)}: {error}") from error
     except ValueError:
-        # Some need the model.
+        # Some optimizers need the model.
         return
     try:
         optimizer = made([torch.nn.Parameter(torch.zeros(1))], **settings)
         extra = args.lr_scheduler_kwargs if isinstance(args.lr_scheduler_kwargs, dict) else None
         get_scheduler(args.lr_scheduler_type, optimizer, 0, 1, scheduler_specific_kwargs=extra)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         keys = "learning_rate, adam_beta1, adam_beta2, lr_scheduler_type or lr_scheduler_kwargs"
         raise ValueError(f"{keys}: {error}") from error
 
@@ -570,7 +569,7 @@ def check_columns(plan: Plan) -> None:
             f"The training dataset has no column 'prompt', only {dataset.column_names}. Rename yours, or load it with "
             "basis_rl.data.load_prompts."
         )
-    _check_reward_columns(dataset, plan.reward_funcs, "dataset")
+    check_reward_columns(dataset, plan.reward_funcs, "dataset")
     column = plan.args.difficulty_column
     if column is None:
         return
@@ -587,17 +586,6 @@ def check_columns(plan: Plan) -> None:
         )
 
 
-def _check_reward_columns(dataset: Dataset, reward_funcs: Sequence[Any], what: str) -> None:
-    for func in reward_funcs:
-        missing = sorted(required_columns(func) - set(dataset.column_names))
-        if missing:
-            name = getattr(func, "__name__", type(func).__name__)
-            raise ValueError(
-                f"The reward function '{name}' reads the columns {missing}; the {what} has {dataset.column_names}. "
-                "Rename or add columns, or take another reward function."
-            )
-
-
 def drop_invalid_golds(plan: Plan) -> Plan:
     """The training problems without those whose gold does not verify against itself.
 
@@ -611,16 +599,14 @@ def drop_invalid_golds(plan: Plan) -> Plan:
 
 def _valid_golds(dataset: Dataset, plan: Plan) -> Dataset:
     """The rows whose gold the reward functions that can tell (`GoldChecker`) accept. One rank checks for all."""
-    checkers = [func for func in plan.reward_funcs if isinstance(func, GoldChecker)]
-    checkers = [each for each in checkers if set(gold_columns(each)) <= set(dataset.column_names)]
-    found = on_main_process(lambda: [invalid_golds(each, dataset) for each in checkers])
+    found = on_main_process(lambda: [invalid_golds(each, dataset) for each in plan.reward_funcs])
     rows = sorted(set().union(*found))
     if not rows:
         return dataset
     # Only the first rows of a stream are known, so nothing can be dropped from it.
     streamed = dataset is plan.first_rows and dataset is not plan.train_dataset
     if plan.args.on_invalid_gold == "error" or streamed:
-        checker = next(each for each, wrong in zip(checkers, found, strict=True) if wrong)
+        checker = next(each for each, wrong in zip(plan.reward_funcs, found, strict=True) if wrong)
         golds = list(dataset[gold_columns(checker)[0]])
         shown = "\n  ".join(f"row {i}: {_shown(golds[i])}" for i in rows[:5])
         numbers = any(isinstance(golds[i], (int, float)) and golds[i] == golds[i] for i in rows)
@@ -676,7 +662,7 @@ def check_eval_data(plan: Plan) -> Plan:
             return {name: checked(each) for name, each in data.items()}
         if not isinstance(data, Dataset):
             return data
-        _check_reward_columns(data, plan.reward_funcs, "evaluation set")
+        check_reward_columns(data, plan.reward_funcs, "evaluation set")
         return _valid_golds(data, plan)
 
     return replace(plan, eval_dataset=checked(plan.eval_dataset))
@@ -759,8 +745,8 @@ def check_context(plan: Plan, config: Any) -> None:
 
 
 def check_adapter(plan: Plan, config: Any) -> None:
-    """Attention and adapter fit the model, which is built without weights for it."""
-    adapter = plan.kwargs.get("peft_config")
+    """Attention and adapter fit the model, which is built for it on the meta device, without weights."""
+    adapter = copy.deepcopy(plan.kwargs.get("peft_config"))
     given = plan.args.model_init_kwargs
     attention = given.get("attn_implementation") if isinstance(given, dict) else None
     if (adapter is None and attention is None) or type(config) not in AutoModelForCausalLM._model_mapping:
@@ -777,13 +763,16 @@ def check_adapter(plan: Plan, config: Any) -> None:
         return
     from peft import get_peft_model
 
+    # The initial values do not matter here, and some (pissa, corda) are computed from the model's weights.
+    adapter.init_lora_weights = True
     try:
-        get_peft_model(built, copy.deepcopy(adapter))
+        get_peft_model(built, adapter, low_cpu_mem_usage=True)
     except ValueError as error:
-        if isinstance(getattr(adapter, "target_modules", None), str):
-            error = ValueError(f"{error} One name alone is a pattern of whole paths, such as .*q_proj.")
+        single = isinstance(getattr(adapter, "target_modules", None), str)
+        hint = " One name alone is a pattern of whole paths, such as .*q_proj." if single else ""
         names = sorted({name.rpartition(".")[2] for name, part in built.named_modules() if isinstance(part, Linear)})
-        raise ValueError(f"lora_r, lora_target_modules: {error} (Layers of the model: {', '.join(names)}.)") from error
+        layers = f"(Layers of the model: {', '.join(names)}.)"
+        raise ValueError(f"lora_r, lora_target_modules: {error}{hint} {layers}") from error
 
 
 def validate_baseline(plan: Plan, config: Any) -> None:

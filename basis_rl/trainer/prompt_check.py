@@ -9,7 +9,6 @@ from datasets import Dataset, IterableDataset
 
 from basis_rl.data import problem_text
 from basis_rl.data.prompts import IMAGES
-from basis_rl.rewards.base import GoldChecker, gold_columns
 from basis_rl.values.provenance import rendered_prompt
 
 
@@ -128,16 +127,3 @@ def render_prompt(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> s
             f"The chat template cannot write the prompt {str(prompt)[:100]!r} ({type(error).__name__}: {error})."
             f"{system}"
         ) from error
-
-
-def invalid_golds(checker: GoldChecker, dataset: Dataset) -> list[int]:
-    """Indices of golds that are missing, or that no answer could equal, by a reward function."""
-    golds, *others = (list(dataset[name]) for name in gold_columns(checker))
-    invalid = {index for index, gold in enumerate(golds) if gold is None or gold != gold}
-    texts = [index for index, gold in enumerate(golds) if isinstance(gold, (str, list))]
-    try:
-        invalid.update(checker.check_golds(golds, *others))
-    except (TypeError, AttributeError):  # it reads texts only
-        invalid.update(set(range(len(golds))) - set(texts))
-        invalid.update(texts[index] for index in checker.check_golds([golds[index] for index in texts]))
-    return sorted(invalid)

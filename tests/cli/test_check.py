@@ -357,6 +357,7 @@ REFUSED = {
     "rate": {"learning_rate": -1.0},
     "moments": {"adam_beta1": 1.5},
     "schedule": {"lr_scheduler_type": "cosine_with_min_lr"},
+    "schedule's parameters": {"lr_scheduler_kwargs": {"min_rl": 0.1}, "lr_scheduler_type": "cosine_with_min_lr"},
     "modules": {"use_peft": True, "lora_target_modules": ["nosuch"]},
     "rank": {"use_peft": True, "lora_r": 0},
     "attention": {"attn_implementation": "nosuch"},

@@ -9,10 +9,12 @@ import pytest
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from basis_rl.cli.eval import of_recipe
 from basis_rl.cli.main import main
 from basis_rl.data import DataArguments, load_prompts
 from basis_rl.engine import Completion, Sampling, sample
 from basis_rl.engine.client import request_seed
+from basis_rl.evaluation.arguments import EvalArguments
 from basis_rl.evaluation.plan import EvalPlan
 from basis_rl.evaluation.rollouts import read_rollouts
 from tests.support.fake_vllm import FakeServer
@@ -271,3 +273,26 @@ def test_a_run_without_a_recipe_and_recipe_none_are_evaluated_by_options(model, 
         assert main(words) == 0
         settings = json.loads(Path(name, "sums.settings.json").read_text())
         assert settings["prompt_template"] is None
+
+
+@pytest.fixture
+def options_of(tmp_path):
+    def made(recipe, **given):
+        (tmp_path / "r.yaml").write_text(yaml.safe_dump({"dataset_name": "d.jsonl", **recipe}))
+        return of_recipe(str(tmp_path / "r.yaml"), given)
+
+    return made
+
+
+def test_what_a_recipe_says_of_golds_and_of_thinking_holds_for_its_evaluation(options_of):
+    recipe = {"on_invalid_gold": "drop", "chat_template_kwargs": '{"enable_thinking": false}'}
+    found = options_of(recipe)
+    assert found["on_invalid_gold"] == "drop"
+    assert EvalArguments(model="m", **found).template_kwargs == {"enable_thinking": False}
+
+
+def test_benchmarks_are_graded_as_mathematics_whatever_grades_a_recipe_first(options_of):
+    math = {"reward_funcs": ["format", "math_verify"], "prompt_template": "So: {prompt}"}
+    assert options_of(math, benchmarks="math500")["reward_funcs"] == ["math_verify"]
+    other = {**math, "reward_funcs": ["choice", "math_verify"]}
+    assert not {"reward_funcs", "prompt_template"} & set(options_of(other, benchmarks="math500"))

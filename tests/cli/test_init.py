@@ -68,6 +68,10 @@ CHECKS = [
     for i in range(30)
 ]  # fmt: skip
 WORDS = [{"prompt": f"The capital of land {i}?", "answer": f"Town {'abcdefghij'[i % 10]}"} for i in range(30)]
+LONG = [{**row, "answer": "United States of America"} if i == 3 else row for i, row in enumerate(WORDS)]
+WORKED = [
+    {"problem": f"{i} + 1?", "solution": rf"We add one to the number, so it is $\boxed{{{i + 1}}}$."} for i in range(30)
+]
 BOXES = [{"prompt": f"Put {i} + 1 into \\boxed{{}}.", "answer": str(i + 1)} for i in range(30)]
 
 
@@ -78,6 +82,8 @@ BOXES = [{"prompt": f"Put {i} + 1 into \\boxed{{}}.", "answer": str(i + 1)} for 
         (ASSERTS, "code", {"column": "test_list"}, "Python"),
         (CHECKS, "code", {"column": "test", "fn_name": "entry_point"}, "Python"),
         (WORDS, "exact", None, "boxed"),
+        (LONG, "exact", None, "boxed"),
+        (WORKED, "math_verify", None, "boxed"),
         (BOXES, "math_verify", None, ""),
     ],
 )
@@ -90,6 +96,14 @@ def test_the_reward_is_one_that_can_find_the_golds_right(rows, reward, kwargs, a
     assert asks in keys.get("prompt_template", "")
     assert ("prompt_template" in keys) == bool(asks)
     assert main(["check", "new.yaml", "--strict", "--max_completion_length", "32"]) == 0
+
+
+@pytest.mark.parametrize("name", ["knights_knaves", "word_ladder"])
+def test_a_set_with_a_scorer_of_its_own_is_scored_by_it(name, tmp_path, tiny_path, monkeypatch, capsys):
+    pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "new.yaml", "--model", str(tiny_path), "--data", f"reasoning_gym:{name}", "--cpu"]) == 0
+    assert read_recipe("new.yaml")["reward_funcs"] == ["reasoning_gym"]
 
 
 def test_sentences_are_refused_unless_a_reward_is_named(tmp_path, tiny_path, monkeypatch, capsys):

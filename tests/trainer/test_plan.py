@@ -31,6 +31,7 @@ from basis_rl.trainer.plan import (
     as_rewards,
     as_sampler,
     baseline_of_settings,
+    check_adapter,
     check_baseline_needs,
     check_columns,
     check_prefetch,
@@ -423,3 +424,17 @@ def test_the_timeout_of_collectives_is_that_of_cpus_and_of_every_group_as_well(t
     monkeypatch.setattr(distributed_c10d, "default_pg_timeout", distributed_c10d.default_pg_timeout)
     BasisConfig(str(tmp_path), use_cpu=True, bf16=False, ddp_timeout=77)
     assert distributed_c10d._get_default_timeout("gloo").total_seconds() == 77
+
+
+@pytest.mark.parametrize("init", ["pissa", "corda", True])
+def test_an_adapter_is_checked_without_its_initial_values(init, tmp_path):
+    from peft import LoraConfig
+
+    settings = {"init_lora_weights": init, "r": 2}
+    plan = replace(planned(tmp_path), kwargs={"peft_config": LoraConfig(target_modules=["q_proj"], **settings)})
+    given = plan.kwargs["peft_config"].to_dict()
+    check_adapter(plan, tiny_model().config)
+    assert plan.kwargs["peft_config"].to_dict() == given
+    plan = replace(plan, kwargs={"peft_config": LoraConfig(target_modules=["nosuch"], **settings)})
+    with pytest.raises(ValueError, match=r"lora_target_modules: .*Layers of the model: .*q_proj"):
+        check_adapter(plan, tiny_model().config)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 _STDIN = ("stdin", "stdin_stdout", "standard_input")
 _CALL = ("functional", "function_call", "call_based")
-# HumanEval's: it tests nothing until it is called.
+# HumanEval's `check` without a call: alone it tests nothing.
 _UNCALLED = re.compile(r"^def check\((?!.*^check\()", re.MULTILINE | re.DOTALL)
 # Source that has its own structure: it cannot be joined to others, as single statements can.
 _TEST_SOURCE = re.compile(r"^\s*(?:def (?:test|check)|class \w*Test)", re.MULTILINE)
@@ -83,6 +83,14 @@ def parse_tests(cell: Any, fn_name: str | None = None) -> list[Case]:
     if not all(isinstance(item, Mapping) and "input" in item and "output" in item for item in cell):
         raise ValueError(f"no tests in a form that is known: {str(cell[0])[:80]!r}")
     return [_case(item, name) for item in cell]
+
+
+def known_tests(cell: Any, fn_name: str | None = None) -> list[Case]:
+    """The tests of `parse_tests`; empty where the cell has none in a form that is known."""
+    try:
+        return parse_tests(cell, fn_name)
+    except (ValueError, TypeError, AttributeError):
+        return []
 
 
 def _source(text: str, name: str | None) -> Case:

@@ -33,7 +33,7 @@ _PLAIN_TIMEOUT = 5.0
 _METRICS: dict[str, Verdict] = {
     "screened": "screened", "timeout": "timeout", "infrastructure": "failed", "over_budget": "late"
 }  # fmt: skip
-# So many golds that are all sentences are no accident.
+# If so many golds are sentences without exception, this is not the reward for them.
 _MANY = 8
 _log = logging.getLogger(__name__)
 
@@ -213,9 +213,9 @@ class MathVerifyReward(AfterThought, Reward):
         """Indices of the golds to which no answer could be right: there is nothing in them, or grading them hangs.
 
         Of a list of golds none does. Those whose grading failed are not among them. What else is wrong with golds is
-        logged (`gold_notes`), but if all of many golds are sentences, they are of another reward, and all are returned.
+        logged (`gold_notes`). From 8 golds on, if every one is a sentence, all are returned: they need another reward.
         """
-        if len(solution) >= _MANY and all(isinstance(gold, str) and is_sentence(gold) for gold in solution):
+        if len(solution) >= _MANY and all(is_sentence(gold) for cell in solution for gold in gold_answers(cell)):
             return list(range(len(solution)))
         verdicts = self._gold_verdicts(solution)
         notes = _notes(verdicts)

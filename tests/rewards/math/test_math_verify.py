@@ -23,6 +23,10 @@ def grade(reward, answer, gold):
 def test_a_gold_that_cannot_be_parsed_is_not_scored(reward):
     assert grade(reward, r"\boxed{1}", "") is None
     assert reward.check_golds(["None", None, float("nan"), "7"]) == [0, 1, 2]
+    told = "We add both of these numbers, so this is the answer: "
+    assert reward.check_golds([rf"{told}\boxed{{{i}}}" for i in range(8)]) == []
+    assert reward.check_golds([told] * 8) == list(range(8))
+    assert len(reward.check_golds([told] * 7)) < 7
     assert reward.check_golds(["7", "", r"\frac{1}{2}"]) == [1]
 
 
