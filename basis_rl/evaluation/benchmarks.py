@@ -75,8 +75,10 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 @dataclass(frozen=True)
 class Problems:
-    """A loaded benchmark: columns ``prompt``, ``solution`` (the bare gold), ``prompt_id``, ``level`` (text or None),
-    and the data set's own."""
+    """A loaded benchmark: columns ``prompt``, ``solution`` (the bare gold), ``prompt_id``, ``level`` (text or None).
+
+    The other columns are those of the dataset.
+    """
 
     name: str
     benchmark: Benchmark
@@ -161,18 +163,14 @@ def _row(row: dict[str, Any], benchmark: Benchmark, level: str | None) -> dict[s
     # A column with gaps is read as floats: 3.0 is level 3.
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return {
-        **row,
-        "solution": gold,
-        "level": None if value is None else str(value),
-    }
+    return {**row, "solution": gold, "level": None if value is None else str(value)}
 
 
 def checked(problems: Problems, reward: Any, on_invalid_gold: str) -> Problems:
-    """The problems whose gold verifies against itself, where the reward can tell; nothing could be right on the others.
+    """The problems without those whose gold the reward knows to be impossible (`invalid_golds`).
 
     Raises:
-        ValueError: there are others, and `on_invalid_gold` is not 'drop'.
+        ValueError: there are such problems, and `on_invalid_gold` is not 'drop'; or all of them are.
     """
     dataset = problems.dataset
     bad = invalid_golds(reward, dataset)

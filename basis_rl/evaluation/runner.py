@@ -87,9 +87,9 @@ class Evaluation:
         """Draw what is missing, grade it, and score the whole (`score`, with ``settings``, ``date``, ``seconds``).
 
         Args:
-            generate: draws.
-            reward: a reward function, whose full score is right. It may have methods of `MathVerifyReward`: ``answers``
-                (without it the answer is the whole rollout), ``plain`` and ``equivalent``.
+            generate: draws the rollouts.
+            reward: a reward function, by which a rollout with the full score is right. It may have methods of
+                `MathVerifyReward`: ``answers`` (without it the answer is the whole rollout), ``plain``, ``equivalent``.
         """
         began = time.perf_counter()
         ids = list(self.problems.dataset["prompt_id"])
@@ -146,9 +146,9 @@ class Evaluation:
                 reward=None if math.isnan(value) else float(value >= full),
                 truncated=completion.truncated,
                 tokens=len(completion.token_ids),
-                plain=alone,
+                plain=by_plain_rules,
             )
-            for k, (completion, answer, value, alone) in enumerate(graded)
+            for k, (completion, answer, value, by_plain_rules) in enumerate(graded)
         ]
 
 

@@ -60,8 +60,10 @@ class Reward(Protocol):
 class GoldChecker(Protocol):
     """A reward that knows golds to which no answer could be right.
 
-    Optional: ``gold_columns``, the columns whose cells `check_golds` is given, in place of ``solution`` alone; and
-    ``gold_help``, a sentence on what to set where golds are not what it reads.
+    Optional:
+
+    - ``gold_columns``, the columns whose cells `check_golds` is given, where it is not ``solution`` alone;
+    - ``gold_help``, a sentence on what to set if it cannot read the golds.
     """
 
     def check_golds(self, solution: Column) -> list[int]:
