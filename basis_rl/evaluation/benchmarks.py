@@ -13,7 +13,7 @@ from datasets import Dataset
 from basis_rl.data import DataArguments, load_prompts
 from basis_rl.names import FORMATS, did_you_mean
 from basis_rl.rewards import gold_answer
-from basis_rl.rewards.base import gold_columns, invalid_golds
+from basis_rl.rewards.golds import invalid_golds, without_invalid_golds
 from basis_rl.text import BOXED
 
 
@@ -172,17 +172,8 @@ def checked(problems: Problems, reward: Any, on_invalid_gold: str) -> Problems:
     Raises:
         ValueError: there are such problems, and `on_invalid_gold` is not 'drop'; or all of them are.
     """
-    dataset = problems.dataset
-    bad = invalid_golds(reward, dataset)
-    if not bad:
-        return problems
-    if on_invalid_gold != "drop":
-        column = gold_columns(reward)[0]
-        shown = "; ".join(f"problem {i}: {str(dataset[i][column])[:80]!r}" for i in bad[:5])
-        raise ValueError(
-            f"{problems.name}: {len(bad)} of {len(dataset)} golds do not verify against themselves ({shown}). Fix "
-            f"them, or set --on_invalid_gold drop. {getattr(reward, 'gold_help', '')}".rstrip()
-        )
-    if len(bad) == len(dataset):
+    found = invalid_golds(reward, problems.dataset)
+    if on_invalid_gold == "drop" and len(found) == len(problems.dataset):
         raise ValueError(f"{problems.name}: no gold verifies against itself. Is it the right column?")
-    return replace(problems, dataset=dataset.select(sorted(set(range(len(dataset))) - set(bad))))
+    way_out = None if on_invalid_gold == "drop" else f"for {problems.name} set --on_invalid_gold drop"
+    return replace(problems, dataset=without_invalid_golds(problems.dataset, [reward], [found], way_out))

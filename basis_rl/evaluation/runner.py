@@ -103,8 +103,9 @@ class Evaluation:
             if missing:
                 self._draw(generate, reward, missing)
             found = self.file.read()
+        equivalent = getattr(reward, "equivalent", lambda pairs: [False] * len(pairs))
         return {
-            **score({prompt_id: found[prompt_id] for prompt_id in ids}, getattr(reward, "equivalent", _all_differ)),
+            **score({prompt_id: found[prompt_id] for prompt_id in ids}, equivalent),
             "settings": self.file.settings,
             "date": datetime.date.today().isoformat(),
             "seconds": round(time.perf_counter() - began, 1),
@@ -150,10 +151,6 @@ class Evaluation:
             )
             for k, (completion, answer, value, by_plain_rules) in enumerate(graded)
         ]
-
-
-def _all_differ(pairs: list[tuple[str, str]]) -> list[bool]:
-    return [False] * len(pairs)
 
 
 def save_results(folder: Path, results: dict[str, Any]) -> dict[str, Any]:
