@@ -173,7 +173,10 @@ def checked(problems: Problems, reward: Any, on_invalid_gold: str) -> Problems:
         ValueError: there are such problems, and `on_invalid_gold` is not 'drop'; or all of them are.
     """
     found = invalid_golds(reward, problems.dataset)
+    if not found:
+        return problems
     if on_invalid_gold == "drop" and len(found) == len(problems.dataset):
         raise ValueError(f"{problems.name}: no gold verifies against itself. Is it the right column?")
-    way_out = None if on_invalid_gold == "drop" else f"for {problems.name} set --on_invalid_gold drop"
-    return replace(problems, dataset=without_invalid_golds(problems.dataset, [reward], [found], way_out))
+    way_out = None if on_invalid_gold == "drop" else "set --on_invalid_gold drop"
+    valid = without_invalid_golds(problems.dataset, [reward], [found], way_out, problems.name)
+    return replace(problems, dataset=valid)

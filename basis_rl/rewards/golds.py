@@ -38,7 +38,7 @@ def invalid_golds(reward: Any, dataset: Any) -> list[int]:
 
 
 def without_invalid_golds(
-    dataset: Any, reward_funcs: Sequence[Any], found: Sequence[Sequence[int]], way_out: str | None
+    dataset: Any, reward_funcs: Sequence[Any], found: Sequence[Sequence[int]], way_out: str | None, name: str = ""
 ) -> Any:
     """A Dataset without the rows of invalid golds.
 
@@ -47,6 +47,7 @@ def without_invalid_golds(
         reward_funcs: the reward functions.
         found: the rows that each of them finds.
         way_out: what to do instead of fixing the golds, if they are to be refused; None drops them.
+        name: of the dataset, where there are several.
 
     Raises:
         ValueError: there are invalid golds, and a `way_out`.
@@ -61,8 +62,9 @@ def without_invalid_golds(
         numbers = any(isinstance(golds[i], (int, float)) and golds[i] == golds[i] for i in rows)
         fix = "Make texts of numbers, fix" if numbers else "Fix"
         raise ValueError(
-            f"{len(rows)} of {len(dataset)} golds do not verify against themselves, so no answer to them could be "
-            f"right (rows are counted from 0, without duplicates and the other split):\n  {shown}\n{fix} or remove "
+            f"{name and f'{name}: '}{len(rows)} of {len(dataset)} golds do not verify against themselves, so no answer "
+            "to them could be right (rows are counted from 0, without duplicates and the other split):\n"
+            f"  {shown}\n{fix} or remove "
             f"them, or {way_out}. {getattr(checker, 'gold_help', '')}".rstrip()
         )
     return dataset.select([i for i in range(len(dataset)) if i not in rows])

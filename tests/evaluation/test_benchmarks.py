@@ -105,7 +105,7 @@ def test_levels_of_a_file_of_ones_own(tmp_path):
 def test_a_gold_that_cannot_be_right_is_named(reward):
     rows = [{"prompt": "p", "solution": s, "prompt_id": s, "level": None} for s in ("1", "")]
     problems = Problems("mine", BENCHMARKS["math500"], Dataset.from_list(rows))
-    with pytest.raises(ValueError, match=r"mine: 1 of 2 golds .*problem 1: ''"):
+    with pytest.raises(ValueError, match=r"mine: 1 of 2 golds .*\n  row 1: ''"):
         checked(problems, reward, "error")
     assert checked(problems, reward, "drop").dataset["solution"] == ["1"]
 
