@@ -14,7 +14,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
 
-# Bytes of a file that is looked through.
+# The largest file, in bytes, that `check_columns` reads.
 _READ = 64 << 20
 _Result = TypeVar("_Result")
 # Of files of rows, with the names that `datasets` has for them.
@@ -84,7 +84,7 @@ def check_file(name: str) -> None:
         raise ValueError(f"dataset_name: there is no file '{name}'.")
 
 
-# Keys, and what they are called elsewhere.
+# Keys, and what other libraries and users call them.
 _ELSEWHERE = (
     "model_name_or_path: model model_name model_path base_model; dataset_name: data dataset train_file train_files; "
     "learning_rate: lr; per_device_train_batch_size: batch_size train_batch_size micro_batch_size; num_train_epochs: "
@@ -101,11 +101,13 @@ MEANT = {other: key for key, others in _PAIRS for other in others.split()}
 
 
 def check_columns(name: str, columns: Mapping[str, Any]) -> None:
-    """Refuse columns whose name a file of rows does not hold: a moment, where to load it takes the imports' time.
+    """Refuse columns whose name does not occur in a file of rows.
+
+    This looks at the text alone, so it needs no heavy imports. Loading the file checks the columns properly.
 
     Args:
-        name: path of the file, of any kind or size.
-        columns: column of each key, None where the key is not set.
+        name: path of the file. Other kinds than .jsonl and .csv, and large files, are not checked.
+        columns: the column of each key, None where the key is not set.
 
     Raises:
         ValueError: a column cannot be there.
@@ -116,14 +118,14 @@ def check_columns(name: str, columns: Mapping[str, Any]) -> None:
     text = path.read_text(errors="replace")
     first = text.strip().partition("\n")[0]
     for key, column in columns.items():
-        # Of records within records the outer one.
+        # A dot leads into a record, whose own name is before it.
         outer = str(column or "").split(".")[0]
         if outer.isascii() and outer not in (first if path.suffix == ".csv" else text):
             raise ValueError(f"{key}: '{name}' has no column '{column}'; its first line is {first[:200]}")
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """``" Did you mean 'x'?"`` for the known name that `name` is elsewhere or that is nearest, or an empty string."""
+    """``" Did you mean 'x'?"`` for the known name that is meant or is nearest, or an empty string."""
     bare = str(name).lstrip("-")
     meant = str(name).replace(bare, MEANT.get(bare.lower().replace("-", "_"), bare))
     if meant != str(name) and meant in known:

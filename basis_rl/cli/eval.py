@@ -37,15 +37,14 @@ def parser() -> Parser:
 
 
 def recipe_of(model: str) -> str | None:
-    """The recipe of the run whose folder `model` is or lies in (``final``, ``checkpoint-N``); None for other models."""
+    """The recipe of the run whose folder `model` is or lies in (``final``, ``checkpoint-N``).
+
+    None for other models, and for runs of a script, which have no recipe.
+    """
     place = Path(model)
     folder = place.parent if place.name == "final" or place.name.startswith("checkpoint-") else place
-    if not (folder / RUN_FILE).is_file():
-        return None
-    if not (folder / "recipe.yaml").is_file():
-        print(f"'{folder}' is the run of a script, so there is no recipe: name its template and reward by options.")
-        return None
-    return str(folder / "recipe.yaml")
+    is_there = all((folder / name).is_file() for name in (RUN_FILE, "recipe.yaml"))
+    return str(folder / "recipe.yaml") if is_there else None
 
 
 def of_recipe(path: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from basis_rl.data import problem_text
 from basis_rl.data.prompts import GYM_COLUMN, PROMPT_COLUMNS, SOLUTION_COLUMNS, DataArguments, load_prompts
 from basis_rl.names import Mistakes
 from basis_rl.rewards import ChoiceReward, gold_answer
-from basis_rl.rewards.base import invalid_golds
 from basis_rl.rewards.code.tests import known_tests
 from basis_rl.rewards.extract import is_prose, is_sentence
+from basis_rl.rewards.golds import invalid_golds
 from basis_rl.rewards.registry import build_reward
 from basis_rl.text import BOXED
 

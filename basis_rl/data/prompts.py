@@ -95,7 +95,7 @@ class DataArguments:
     )
 
     def __post_init__(self) -> None:
-        # A word of the command line that takes back what a recipe sets.
+        # The command line has no other word that unsets a key of the recipe.
         for key in ("prompt_template", "system_prompt"):
             if str(getattr(self, key)).lower() in ("none", "null"):
                 setattr(self, key, None)

@@ -13,7 +13,7 @@ from datasets import Dataset
 from basis_rl.data import DataArguments, load_prompts
 from basis_rl.names import FORMATS, did_you_mean
 from basis_rl.rewards import gold_answer
-from basis_rl.rewards.base import gold_columns, invalid_golds
+from basis_rl.rewards.golds import invalid_golds, without_invalid_golds
 from basis_rl.text import BOXED
 
 
@@ -75,8 +75,10 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 @dataclass(frozen=True)
 class Problems:
-    """A loaded benchmark: columns ``prompt``, ``solution`` (the bare gold), ``prompt_id``, ``level`` (text or None),
-    and the data set's own."""
+    """A loaded benchmark: columns ``prompt``, ``solution`` (the bare gold), ``prompt_id``, ``level`` (text or None).
+
+    The other columns are those of the dataset.
+    """
 
     name: str
     benchmark: Benchmark
@@ -161,30 +163,20 @@ def _row(row: dict[str, Any], benchmark: Benchmark, level: str | None) -> dict[s
     # A column with gaps is read as floats: 3.0 is level 3.
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return {
-        **row,
-        "solution": gold,
-        "level": None if value is None else str(value),
-    }
+    return {**row, "solution": gold, "level": None if value is None else str(value)}
 
 
 def checked(problems: Problems, reward: Any, on_invalid_gold: str) -> Problems:
-    """The problems whose gold verifies against itself, where the reward can tell; nothing could be right on the others.
+    """The problems without those whose gold the reward knows to be impossible (`invalid_golds`).
 
     Raises:
-        ValueError: there are others, and `on_invalid_gold` is not 'drop'.
+        ValueError: there are such problems, and `on_invalid_gold` is not 'drop'; or all of them are.
     """
-    dataset = problems.dataset
-    bad = invalid_golds(reward, dataset)
-    if not bad:
+    found = invalid_golds(reward, problems.dataset)
+    if not found:
         return problems
-    if on_invalid_gold != "drop":
-        column = gold_columns(reward)[0]
-        shown = "; ".join(f"problem {i}: {str(dataset[i][column])[:80]!r}" for i in bad[:5])
-        raise ValueError(
-            f"{problems.name}: {len(bad)} of {len(dataset)} golds do not verify against themselves ({shown}). Fix "
-            f"them, or set --on_invalid_gold drop. {getattr(reward, 'gold_help', '')}".rstrip()
-        )
-    if len(bad) == len(dataset):
+    if on_invalid_gold == "drop" and len(found) == len(problems.dataset):
         raise ValueError(f"{problems.name}: no gold verifies against itself. Is it the right column?")
-    return replace(problems, dataset=dataset.select(sorted(set(range(len(dataset))) - set(bad))))
+    way_out = None if on_invalid_gold == "drop" else "set --on_invalid_gold drop"
+    valid = without_invalid_golds(problems.dataset, [reward], [found], way_out, problems.name)
+    return replace(problems, dataset=valid)

@@ -87,9 +87,9 @@ class Evaluation:
         """Draw what is missing, grade it, and score the whole (`score`, with ``settings``, ``date``, ``seconds``).
 
         Args:
-            generate: draws.
-            reward: a reward function, whose full score is right. It may have methods of `MathVerifyReward`: ``answers``
-                (without it the answer is the whole rollout), ``plain`` and ``equivalent``.
+            generate: draws the rollouts.
+            reward: a reward function, by which a rollout with the full score is right. It may have methods of
+                `MathVerifyReward`: ``answers`` (without it the answer is the whole rollout), ``plain``, ``equivalent``.
         """
         began = time.perf_counter()
         ids = list(self.problems.dataset["prompt_id"])
@@ -103,8 +103,9 @@ class Evaluation:
             if missing:
                 self._draw(generate, reward, missing)
             found = self.file.read()
+        equivalent = getattr(reward, "equivalent", lambda pairs: [False] * len(pairs))
         return {
-            **score({prompt_id: found[prompt_id] for prompt_id in ids}, getattr(reward, "equivalent", _all_differ)),
+            **score({prompt_id: found[prompt_id] for prompt_id in ids}, equivalent),
             "settings": self.file.settings,
             "date": datetime.date.today().isoformat(),
             "seconds": round(time.perf_counter() - began, 1),
@@ -146,14 +147,10 @@ class Evaluation:
                 reward=None if math.isnan(value) else float(value >= full),
                 truncated=completion.truncated,
                 tokens=len(completion.token_ids),
-                plain=alone,
+                plain=by_plain_rules,
             )
-            for k, (completion, answer, value, alone) in enumerate(graded)
+            for k, (completion, answer, value, by_plain_rules) in enumerate(graded)
         ]
-
-
-def _all_differ(pairs: list[tuple[str, str]]) -> list[bool]:
-    return [False] * len(pairs)
 
 
 def save_results(folder: Path, results: dict[str, Any]) -> dict[str, Any]:

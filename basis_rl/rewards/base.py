@@ -60,41 +60,14 @@ class Reward(Protocol):
 class GoldChecker(Protocol):
     """A reward that knows golds to which no answer could be right.
 
-    Optional: ``gold_columns``, the columns whose cells `check_golds` is given, in place of ``solution`` alone; and
-    ``gold_help``, a sentence on what to set where golds are not what it reads.
+    Optional:
+
+    - ``gold_columns``, the columns whose cells `check_golds` is given, where it is not ``solution`` alone;
+    - ``gold_help``, a sentence on what to set if it cannot read the golds.
     """
 
     def check_golds(self, solution: Column) -> list[int]:
         """Indices of these among the cells of the column ``solution``."""
-
-
-def gold_columns(checker: GoldChecker) -> Sequence[str]:
-    """The columns that a `GoldChecker` is given."""
-    return getattr(checker, "gold_columns", ("solution",))
-
-
-def invalid_golds(reward: Any, dataset: Any) -> list[int]:
-    """Indices of rows whose gold is missing, or which no answer could equal; none if the reward cannot tell.
-
-    Args:
-        reward: a reward function.
-        dataset: a Dataset, of which the reward is given its `gold_columns`.
-    """
-    names = gold_columns(reward)
-    if not isinstance(reward, GoldChecker) or not set(names) <= set(dataset.column_names):
-        return []
-    columns = [list(dataset[name]) for name in names]
-    golds = columns[0]
-    invalid = {index for index, gold in enumerate(golds) if gold is None or gold != gold}
-    texts = [index for index, gold in enumerate(golds) if isinstance(gold, (str, list))]
-    try:
-        invalid.update(reward.check_golds(*columns))
-    except (TypeError, AttributeError):
-        # It reads texts only.
-        invalid.update(set(range(len(golds))) - set(texts))
-        of_texts = [[column[index] for index in texts] for column in columns]
-        invalid.update(texts[index] for index in reward.check_golds(*of_texts))
-    return sorted(invalid)
 
 
 class RewardError(AssertionError):

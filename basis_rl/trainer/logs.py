@@ -98,7 +98,7 @@ def _known(value: float) -> float | None:
 
 
 def _asked(prompt: Any) -> str:
-    """What the model was asked: the problem, or all turns where there are others."""
+    """What the model was asked: the problem, or all turns of a prompt with several."""
     turns = not isinstance(prompt, str) and len(prompt) > 1
     return _said(prompt) if turns else problem_text(prompt) or str(prompt)
 

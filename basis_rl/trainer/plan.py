@@ -43,7 +43,8 @@ from basis_rl.engine import Sampling
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.names import Mistakes, kind_of
 from basis_rl.objectives import OBJECTIVES, AnyObjective, TrlObjective, for_token_advantages, objective_name
-from basis_rl.rewards.base import check_reward_columns, declared_range, gold_columns, invalid_golds, read_columns
+from basis_rl.rewards.base import check_reward_columns, declared_range, read_columns
+from basis_rl.rewards.golds import invalid_golds, without_invalid_golds
 from basis_rl.rewards.registry import REWARDS, build_reward
 from basis_rl.rewards.thought import tell_rewards
 from basis_rl.run.ranks import asked_processes, on_main_process
@@ -600,29 +601,11 @@ def drop_invalid_golds(plan: Plan) -> Plan:
 def _valid_golds(dataset: Dataset, plan: Plan) -> Dataset:
     """The rows whose gold the reward functions that can tell (`GoldChecker`) accept. One rank checks for all."""
     found = on_main_process(lambda: [invalid_golds(each, dataset) for each in plan.reward_funcs])
-    rows = sorted(set().union(*found))
-    if not rows:
-        return dataset
     # Only the first rows of a stream are known, so nothing can be dropped from it.
     streamed = dataset is plan.first_rows and dataset is not plan.train_dataset
-    if plan.args.on_invalid_gold == "error" or streamed:
-        checker = next(each for each, wrong in zip(plan.reward_funcs, found, strict=True) if wrong)
-        golds = list(dataset[gold_columns(checker)[0]])
-        shown = "\n  ".join(f"row {i}: {_shown(golds[i])}" for i in rows[:5])
-        numbers = any(isinstance(golds[i], (int, float)) and golds[i] == golds[i] for i in rows)
-        way_out = "Make texts of numbers, fix" if numbers else "Fix"
-        or_drop = "filter the stream" if streamed else "set on_invalid_gold: drop"
-        raise ValueError(
-            f"{len(rows)} of {len(dataset)} golds do not verify against themselves, so no answer to them could be "
-            f"right (rows are counted from 0, without duplicates and the other split):\n  {shown}\n{way_out} or remove "
-            f"them, or {or_drop}. {getattr(checker, 'gold_help', '')}".rstrip()
-        )
-    dropped = set(rows)
-    return dataset.select([i for i in range(len(dataset)) if i not in dropped])
-
-
-def _shown(gold: Any) -> str:
-    return repr(gold[:100] if isinstance(gold, str) else gold)[:200]
+    refused = plan.args.on_invalid_gold == "error" or streamed
+    way_out = "filter the stream" if streamed else "set on_invalid_gold: drop"
+    return without_invalid_golds(dataset, plan.reward_funcs, found, way_out if refused else None)
 
 
 def check_size(plan: Plan) -> None:

@@ -6,7 +6,7 @@ import pytest
 from datasets import Dataset
 
 from basis_rl.data import DataArguments
-from basis_rl.evaluation.benchmarks import BENCHMARKS, Problems, checked, find_benchmark, load_benchmark
+from basis_rl.evaluation.benchmarks import BENCHMARKS, Problems, checked, find_benchmark, load_benchmark, load_own
 
 # Benchmark, file, problems, and how many there are of a level.
 FILES = {
@@ -105,6 +105,14 @@ def test_levels_of_a_file_of_ones_own(tmp_path):
 def test_a_gold_that_cannot_be_right_is_named(reward):
     rows = [{"prompt": "p", "solution": s, "prompt_id": s, "level": None} for s in ("1", "")]
     problems = Problems("mine", BENCHMARKS["math500"], Dataset.from_list(rows))
-    with pytest.raises(ValueError, match=r"mine: 1 of 2 golds .*problem 1: ''"):
+    with pytest.raises(ValueError, match=r"mine: 1 of 2 golds .*\n  row 1: ''"):
         checked(problems, reward, "error")
     assert checked(problems, reward, "drop").dataset["solution"] == ["1"]
+
+
+def test_the_split_to_evaluate_on_is_not_limited_as_training_is(tmp_path):
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{i}?", "answer": str(i)}) + "\n" for i in range(5)))
+    for split, limit, size in (("test", None, 5), ("test", 3, 3), (None, None, 2)):
+        data = DataArguments(str(path), dataset_test_split=split, max_train_samples=2)
+        assert len(load_own(data, conversational=False, limit=limit, reads=("solution",)).dataset) == size
