@@ -24,6 +24,7 @@ import torch
 from datasets import Dataset
 from torch.nn import Linear
 from transformers import AutoModelForCausalLM, Trainer, get_scheduler
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
 from basis_rl.baselines import (
@@ -733,6 +734,9 @@ def check_adapter(plan: Plan, config: Any) -> None:
     given = plan.args.model_init_kwargs
     attention = given.get("attn_implementation") if isinstance(given, dict) else None
     if (adapter is None and attention is None) or type(config) not in AutoModelForCausalLM._model_mapping:
+        return
+    if is_deepspeed_zero3_enabled():
+        # Under ZeRO-3 transformers would shard this model too, which the meta device cannot do.
         return
     try:
         with torch.device("meta"):
