@@ -110,9 +110,12 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def draw(runs: list[dict[str, Any]], path: Path) -> None:
-    """Accuracy over minutes: a colour for each row, a line for each seed, at the row's better learning rate."""
+    """Accuracy over minutes: a colour for each row, a line for each seed, at the row's better learning rate.
+
+    More rows than those of `FIRST` could not be told apart, so the others are in the table alone.
+    """
     figure, axes = plt.subplots(figsize=(7, 4.2))
-    runs = best(runs)
+    runs = best([run for run in runs if run["row"] in FIRST] or runs)
     for number, row in enumerate(dict.fromkeys(run["row"] for run in runs)):
         for index, run in enumerate(each for each in runs if each["row"] == row):
             minutes = [seconds / 60 for seconds in run["cpu"]]
