@@ -124,7 +124,8 @@ def _beside(tokens: list[tuple[str, str]]) -> bool:
     # What ended just before: "", "operand", "numeral", "text", "apart" (and a wide space), "function".
     ended = ""
     # So many arguments of a command or an index are to come, and what they end as.
-    awaited, becomes = 0, ""
+    awaited = 0
+    becomes = ""
     # Of each open brace: what is awaited behind it, and what it ends as; None: as what is in it.
     groups: list[tuple[int, str | None]] = []
     bars = environments = 0
@@ -132,7 +133,8 @@ def _beside(tokens: list[tuple[str, str]]) -> bool:
     for before, (kind, value), following in zip(padded, tokens, padded[2:], strict=False):
         if awaited and kind == "open":
             groups.append((awaited - 1, becomes))
-            awaited, ended = 0, ""
+            awaited = 0
+            ended = ""
         elif awaited:
             # Two of \frac12.
             awaited -= 2 if awaited == 2 and kind == "numeral" and len(value) > 1 else 1
