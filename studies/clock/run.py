@@ -31,6 +31,7 @@ from studies.clock.tasks import TASKS, Task
 
 GROUPS = {"num_generations": 8}
 FRONTIER = {"prompt_sampler": "frontier", "prompt_sampler_kwargs": {"hard": 2, "easy": 1}}
+LCB = {"baseline_kwargs": {"lcb": 1}}
 VLLM = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 512}
 # A row of the comparison: `GRPOTrainer` where there is no baseline, else ours with it.
 ROWS: dict[str, dict[str, Any]] = {
@@ -40,12 +41,17 @@ ROWS: dict[str, dict[str, Any]] = {
     "grpo, frontier": {"baseline": "grpo", **GROUPS, **FRONTIER},
     "none": {"baseline": "none"},
     "basis": {"baseline": "basis"},
-    "basis_history": {"baseline": "basis_history", "lcb": 1},
-    "basis_history, frontier": {"baseline": "basis_history", "lcb": 1, **FRONTIER},
+    "basis_history": {"baseline": "basis_history", **LCB},
+    "basis_history, frontier": {"baseline": "basis_history", **LCB, **FRONTIER},
+    "basis_history with text, frontier": {
+        "baseline": "basis_history",
+        "baseline_kwargs": {"lcb": 1, "prior": "text"},
+        **FRONTIER,
+    },
     "basis_history without lcb, frontier": {"baseline": "basis_history", **FRONTIER},
     "spo, frontier": {"baseline": "spo", **FRONTIER},
     "TRL, vLLM": {**GROUPS, **VLLM},
-    "basis_history, frontier, vLLM": {"baseline": "basis_history", "lcb": 1, **FRONTIER, **VLLM},
+    "basis_history, frontier, vLLM": {"baseline": "basis_history", **LCB, **FRONTIER, **VLLM},
 }
 ROLLOUTS = 64
 # Of each problem, by the model before training, in the value table of the row `basis`.
@@ -134,7 +140,7 @@ def build(row: str, model: str, task: Task, settings: dict[str, Any], folder: Pa
     own = dict(ROWS[row])
     baseline = own.pop("baseline", None)
     sampler = {name: own.pop(name) for name in ("prompt_sampler", "prompt_sampler_kwargs") if name in own}
-    parameters = {"lcb": own.pop("lcb")} if "lcb" in own else {}
+    parameters = own.pop("baseline_kwargs", {})
     if baseline == "basis":
         parameters = {"values": value_table(model, task, settings["bf16"], folder.parent)}
     common: dict[str, Any] = {
