@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,13 @@ def out_of_reach(chance: random.Random) -> Problem:
 KINDS = {"easy": easy, "learnable": learnable, "out of reach": out_of_reach}
 
 
-def rows(count: int, seed: int = 7) -> list[dict[str, Any]]:
-    """`count` different problems in the shares of `SHARES`, in random order, the same for a seed.
+def rows(count: int, seed: int = 7, shares: Mapping[str, float] = SHARES) -> list[dict[str, Any]]:
+    """`count` different problems with these shares of the kinds, in random order, the same for a seed.
 
     Each has ``prompt`` (the question), ``solution`` (the gold) and ``kind``.
     """
     chance = random.Random(seed)
-    found = [row for kind, share in SHARES.items() for row in _different(kind, round(share * count), chance)]
+    found = [row for kind, share in shares.items() for row in _different(kind, round(share * count), chance)]
     chance.shuffle(found)
     return found
 

@@ -62,6 +62,17 @@ def arithmetic(count: int, held_out: int, data: Path) -> Task:
     return _task(problems.rows(count + held_out), held_out, problems.last_number, 12)
 
 
+SPARSE = {"easy": 0.1, "learnable": 0.2, "out of reach": 0.7}
+
+
+def sparse(count: int, held_out: int, data: Path) -> Task:
+    """The same with most problems out of reach. The held-out ones are those of `arithmetic`."""
+    held = problems.rows(count + held_out)[:held_out]
+    asked = {row["prompt"] for row in held}
+    spare = [row for row in problems.rows(count + held_out, 8, SPARSE) if row["prompt"] not in asked]
+    return _task(held + spare[:count], held_out, problems.last_number, 12)
+
+
 WRITTEN_TEXT = "What is {} * {}?"
 Factors = tuple[int, int]
 # Shares of the kinds, and the ranges of a problem's two factors.
@@ -141,6 +152,7 @@ def gsm8k(count: int, held_out: int, data: Path) -> Task:
 
 TASKS: dict[str, Callable[[int, int, Path], Task]] = {
     "arithmetic": arithmetic,
+    "sparse": sparse,
     "written": written,
     "words": words,
     "gsm8k": gsm8k,
