@@ -25,13 +25,14 @@ def hashed_words(texts: Sequence[str], width: int) -> Tensor:
     """``(P, F)`` float32, rows of length 1: counts of words, signs and pairs of neighbours, hashed to F places.
 
     Each counts +1 or -1 by another bit of its hash, so that two which share a place cancel in expectation (Weinberger
-    et al. 2009). Digits count as 0: how long a number is says more of a problem than which number it is. A text
-    without words is 0.
+    et al. 2009). In a pair all digits are 0: between which words a number of which length stands says more of a
+    problem than which number it is. A text without words is 0.
     """
     features = np.zeros((len(texts), width), np.float32)
     for row, text in zip(features, texts, strict=True):
-        words = _WORDS.findall(_DIGIT.sub("0", text.lower()))
-        terms = [*words, *map(" ".join, itertools.pairwise(words))]
+        words = _WORDS.findall(text.lower())
+        shapes = [_DIGIT.sub("0", word) for word in words]
+        terms = [*words, *map(" ".join, itertools.pairwise(shapes))]
         hashes = np.array([zlib.crc32(term.encode()) for term in terms], np.int64)
         row += np.bincount(hashes % width, np.where(hashes >> 31, 1.0, -1.0), minlength=width)
     return torch.nn.functional.normalize(torch.from_numpy(features), dim=1)

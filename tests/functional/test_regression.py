@@ -52,7 +52,7 @@ def test_features_are_of_the_words_and_their_neighbours():
     assert torch.equal(hashed_words(texts[::-1], 64), found.flip(0))
     assert not torch.equal(hashed_words(["a b c"], 64), hashed_words(["a c b"], 64))
     assert (hashed_words(["one two three four five six seven"], 256) < 0).any()  # signs cancel collisions
-    # Of a number only its length counts.
-    same, other = hashed_words(["12 + 345", "67 + 890"], 64)
-    assert torch.equal(same, other)
-    assert not torch.equal(*hashed_words(["12 + 345", "12 + 34"], 64))
+    # Two of five terms are pairs, which other numbers of the same length share, and longer ones do not.
+    first, same, longer = hashed_words(["12 + 345", "67 + 890", "6789 + 8901"], 1 << 14)
+    assert first @ same == pytest.approx(3 / 5)
+    assert first @ longer == pytest.approx(1 / 5)
