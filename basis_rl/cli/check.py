@@ -23,10 +23,9 @@ from basis_rl.estimate.footprint import planned, read_launch
 from basis_rl.estimate.memory import Launch
 from basis_rl.estimate.report import Footprint, Warn, arithmetic, disk, memory, optimizer_steps
 from basis_rl.names import Mistakes
-from basis_rl.recipe.build import load_config_and_tokenizer, load_eval_data, load_training_data, plan_recipe
+from basis_rl.recipe import build
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
-from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
 from basis_rl.recipe.words import parse_value
 from basis_rl.rewards import RewardError
 from basis_rl.sandbox import isolation
@@ -83,7 +82,7 @@ def check_quietly(recipe: Recipe) -> None:
     Raises:
         ValueError: what training would refuse.
     """
-    build_recipe_baseline(recipe.run)
+    build.build_recipe_baseline(recipe.run)
     with redirect_stdout(io.StringIO()):
         check(recipe, read_launch(None, None), None, "", lambda warning: None)
 
@@ -110,13 +109,13 @@ def check_all_parts(recipe: Recipe) -> tuple[str | None, Plan, Dataset, Any]:
     """
     wrong = Mistakes()
     missing, baseline = wrong.tried(check_site.baseline_or_stand_in, recipe.run) or (None, NoBaseline())
-    plan = wrong.tried(plan_recipe, recipe, baseline)
+    plan = wrong.tried(build.plan_recipe, recipe, baseline)
     if plan is None:
-        plan = Plan(recipe.args, reward_funcs=wrong.tried(build_rewards, recipe) or [])
-    config, tokenizer = wrong.tried(load_config_and_tokenizer, recipe.model, plan.args) or (None, None)
+        plan = Plan(recipe.args, reward_funcs=wrong.tried(build.build_rewards, recipe) or [])
+    config, tokenizer = wrong.tried(build.load_config_and_tokenizer, recipe.model, plan.args) or (None, None)
     texts: Any = tokenizer or SimpleNamespace(chat_template=None)
-    loaded = wrong.tried(load_training_data, recipe, texts, plan.reward_funcs)
-    evaluated = wrong.tried(load_eval_data, recipe, texts, plan.reward_funcs)
+    loaded = wrong.tried(build.load_training_data, recipe, texts, plan.reward_funcs)
+    evaluated = wrong.tried(build.load_eval_data, recipe, texts, plan.reward_funcs)
     whole = wrong.tried(with_data, plan, loaded, evaluated, processing_class=tokenizer) if loaded is not None else None
     # If the data has mistakes, look for others with the data as it is.
     whole = whole or replace(plan, train_dataset=loaded, kwargs={**plan.kwargs, "processing_class": tokenizer})
@@ -148,7 +147,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     baseline = plan.baseline
     show("Configuration", check_run.configuration(recipe, args, launch, warn))
     if plan.tools:
-        show("Tools", check_run.tools(build_tools(recipe.run), args))
+        show("Tools", check_run.tools(build.build_tools(recipe.run), args))
     show("Batch arithmetic", arithmetic(args, len(loaded), warn))
     show("Columns", check_run.columns(loaded, args, plan.reward_funcs))
     lengths = plan.prompt_lengths()

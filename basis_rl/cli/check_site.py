@@ -14,8 +14,8 @@ from basis_rl.engine.client import Client
 from basis_rl.estimate.memory import Launch
 from basis_rl.estimate.report import Footprint, Warn, server_memory
 from basis_rl.names import missing_extra
+from basis_rl.recipe.build import build_recipe_baseline
 from basis_rl.recipe.keys import Recipe, RunArguments
-from basis_rl.recipe.objects import build_recipe_baseline
 from basis_rl.run.artefacts import MissingArtefact
 from basis_rl.run.errors import RequestRefused, RolloutError
 from basis_rl.trainer import BasisConfig

@@ -24,10 +24,9 @@ from basis_rl.data.rows import bare_problem
 from basis_rl.evaluation.rollouts import read_rollouts
 from basis_rl.evaluation.runner import golds_fingerprint
 from basis_rl.identity import ID_SCHEME
-from basis_rl.recipe.build import load_training_data
+from basis_rl.recipe.build import build_recipe_baseline, build_rewards, load_training_data
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
-from basis_rl.recipe.objects import build_recipe_baseline, build_rewards
 from basis_rl.run.artefacts import METADATA, Kind, write_whole
 from basis_rl.run.checkpoint import LAST, MANIFEST, checkpoints, damage, finish
 from basis_rl.trainer.plan import Plan, with_data

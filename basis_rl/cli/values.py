@@ -19,10 +19,9 @@ from basis_rl.cli.main import LOST, STOPPED, fail
 from basis_rl.engine import ServersLost
 from basis_rl.engine.server import ServerError
 from basis_rl.identity import OlderIds
-from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data, model_init_kwargs, server_options
+from basis_rl.recipe import build
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
-from basis_rl.recipe.objects import build_rewards
 from basis_rl.run.artefacts import METADATA
 from basis_rl.trainer.plan import Plan, check_kwargs, check_temperature, check_with_model, sampling_of, with_data
 from basis_rl.values import ValueTable
@@ -139,10 +138,10 @@ class Job:
         args = self.recipe.args
         name = str(self.recipe.model.model_name_or_path)
         log = self.shards.folder / f"vllm-{self.shard[0]:05d}.log"
-        options = server_options(self.recipe, 0, log) if run.values_serve else None
+        options = build.server_options(self.recipe, 0, log) if run.values_serve else None
         with addresses(run.values_servers or [], options) as urls:
             if not urls:
-                settings = {"trust_remote_code": args.trust_remote_code, **model_init_kwargs(self.recipe)}
+                settings = {"trust_remote_code": args.trust_remote_code, **build.model_init_kwargs(self.recipe)}
                 model = load_model(name, use_cpu=args.use_cpu, **settings)
                 yield ModelSource(model, self.tokenizer, run.values_batch_size)
                 return
@@ -179,14 +178,14 @@ def prepare(recipe: Recipe) -> Job:
         raise ValueError("--values_serve starts a server, --values_servers names some that run: set one of the two.")
     shard = _shard(run.values_shard)
     _check_hub(run.values_push_to_hub, args.hub_token)
-    run_plan = Plan(args, reward_funcs=build_rewards(recipe))
+    run_plan = Plan(args, reward_funcs=build.build_rewards(recipe))
     check_temperature(run_plan)
     check_kwargs(run_plan)
-    config, tokenizer = load_config_and_tokenizer(recipe.model, args)
+    config, tokenizer = build.load_config_and_tokenizer(recipe.model, args)
     partial = output.with_name(f"{output.name}.partial")
     kept = KeptSource(kept_folder(output), config, tokenizer) if run.values_regrade else None
     use_first_day(kept.identity if kept is not None else begun(partial) or _provenance(output))
-    loaded = load_training_data(recipe, tokenizer, run_plan.reward_funcs)
+    loaded = build.load_training_data(recipe, tokenizer, run_plan.reward_funcs)
     run_plan = with_data(run_plan, loaded, processing_class=tokenizer)
     check_with_model(run_plan, config)
     plan = TablePlan(

@@ -169,11 +169,11 @@ def class_named(file: Path, name: str) -> tuple[Path, ast.ClassDef]:
 
 def _imported(file: Path, name: str) -> tuple[Path, str] | None:
     """The file that a name is imported from, and its name there."""
-    imports = (node for node in _parsed(file).body if isinstance(node, ast.ImportFrom))
-    for node, alias in ((node, alias) for node in imports for alias in node.names):
-        if (alias.asname or alias.name) == name:
-            found = _file(file, node, alias.name)
-            return (found, alias.name) if found else None
+    for node in _parsed(file).body:
+        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+            if (alias.asname or alias.name) == name:
+                found = _file(file, node, alias.name)
+                return (found, alias.name) if found else None
     return None
 
 
