@@ -38,12 +38,6 @@ def show(title: str, text: str) -> None:
     print(f"== {title}\n{text}\n", flush=True)
 
 
-def show_warnings(warnings: Sequence[str]) -> None:
-    """Print the warnings at the end, where they are read, numbered."""
-    if warnings:
-        show(f"{len(warnings)} warning(s)", "\n".join(f"{n}. {text}" for n, text in enumerate(warnings, 1)))
-
-
 def main(argv: Sequence[str]) -> int:
     """Run all checks that training makes before its first step, and print what would happen. Weights are loaded only
     for ``--rollouts`` and ``--measure``.
@@ -71,7 +65,9 @@ def main(argv: Sequence[str]) -> int:
     except (BaselineError, ObjectiveError, RewardError, SamplerError) as error:
         return report(error)
     finally:
-        show_warnings(warnings)
+        # At the end, where they are read.
+        if warnings:
+            show(f"{len(warnings)} warning(s)", "\n".join(f"{n}. {text}" for n, text in enumerate(warnings, 1)))
     print(f"The recipe is in order{f', with {len(warnings)} warning(s)' * bool(warnings)}.")
     return 2 if warnings and options.strict else 0
 
@@ -130,7 +126,8 @@ def check_all_parts(recipe: Recipe) -> tuple[str | None, Plan, Dataset, Any]:
 
 
 def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: str, warn: Warn) -> Plan:
-    """Check the recipe and describe the run, section by section. Returns the plan of the run.
+    """Check the recipe and describe the run, section by section; the sections' texts are those of `check_run`,
+    `check_site` and `basis_rl.estimate.report`. Returns the plan of the run.
 
     Args:
         recipe: what is to be run.
@@ -159,11 +156,10 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     takes = f"the first generation batch takes {args.generation_batch_size // args.num_generations}"
     show("Enough for a step?", f"{len(plan.train_dataset)} problems; {takes}: training will take steps.")
     if missing is not None:
-        text = check_site.missing_artefact(recipe, missing, len(plan.rendered), arguments, warn)
-        show("What the baseline needs", text)
+        needs = check_site.missing_artefact(recipe, missing, len(plan.rendered), arguments, warn)
+        show("What the baseline needs", needs)
     elif validates(baseline):
-        text = check_site.artefact(baseline, run_context(plan, config), warn)
-        show("What the baseline needs", text)
+        show("What the baseline needs", check_site.artefact(baseline, run_context(plan, config), warn))
         if isinstance(table := getattr(baseline, "values", None), ValueTable):
             show("Groups without variance", check_rollouts.of_table(plan, table))
     if not plan.sampler.in_dataset_order:

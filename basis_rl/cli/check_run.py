@@ -26,16 +26,16 @@ _SHOWN = (
     "epsilon", "epsilon_high", "beta", "temperature", "top_p", "max_completion_length", "mask_truncated_completions",
     "bf16", "gradient_checkpointing", "optim", "seed",
 )  # fmt: skip
-_CORRECTION = ("vllm_importance_sampling_correction", "vllm_importance_sampling_mode")
 # Above this, the ratio of a sequence is hardly ever clipped (GSPO, Zheng et al. 2025, Sec. 5.1: 3e-4 and 4e-4).
 _LARGE_SEQUENCE_EPSILON = 0.01
 
 
 def configuration(recipe: Recipe, args: BasisConfig, launch: Launch, warn: Warn) -> str:
     """The recipe after overrides, and the defaults that decide most beside it."""
-    names = [*_SHOWN, *(_CORRECTION if args.use_vllm else ())]
-    defaults = {name: getattr(getattr(args, name), "value", getattr(args, name)) for name in names}
-    defaults = {"dtype": recipe.model.dtype, **defaults}
+    correction = ("vllm_importance_sampling_correction", "vllm_importance_sampling_mode") if args.use_vllm else ()
+    settings = {name: getattr(args, name) for name in (*_SHOWN, *correction)}
+    # transformers keeps some settings as enumerations.
+    defaults = {"dtype": recipe.model.dtype, **{k: getattr(v, "value", v) for k, v in settings.items()}}
     left = {name: value for name, value in defaults.items() if name not in recipe.resolved}
     given = yaml.safe_dump(recipe.resolved, sort_keys=False).rstrip().replace("\n", "\n  ")
     shown = ", ".join(f"{name} {value}" for name, value in left.items())
@@ -82,11 +82,8 @@ def columns(dataset: Dataset, args: BasisConfig, rewards: Sequence[Any]) -> str:
     lines = [f"{dataset.info.description}."] if dataset.info.description else []
     lines.append(f"{len(dataset)} problems after duplicates and what is held out.")
     for name in dataset.column_names:
-        lines.append(
-            f"  {name}: read by {', '.join(readers[name])}"
-            if name in readers
-            else f"  {name}: no reward function names it"
-        )
+        read = f"read by {', '.join(readers[name])}" if name in readers else "no reward function names it"
+        lines.append(f"  {name}: {read}")
     return "\n".join(lines)
 
 
@@ -110,8 +107,7 @@ def prompts(texts: Sequence[str], lengths: Sequence[int], given: Any) -> str:
         f"Prompts are {'conversations in the chat template' if chat else 'plain text, without a chat template'}, "
         f"{ordered[0]} to {ordered[-1]} tokens, median {ordered[len(ordered) // 2]}."
     ]
-    for number, text in enumerate(texts[:3], 1):
-        lines.append(f"--- prompt {number}\n{text}")
+    lines += [f"--- prompt {number}\n{text}" for number, text in enumerate(texts[:3], 1)]
     return "\n".join([*lines, "---"])
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from huggingface_hub import HfApi
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
 from basis_rl.baselines import Baseline
 from basis_rl.clusters import PromptClusters
 from basis_rl.engine.client import Client
@@ -18,6 +21,7 @@ from basis_rl.recipe.build import build_recipe_baseline
 from basis_rl.recipe.keys import Recipe, RunArguments
 from basis_rl.run.artefacts import MissingArtefact
 from basis_rl.run.errors import RequestRefused, RolloutError
+from basis_rl.run.hub import refuse_push
 from basis_rl.trainer import BasisConfig
 from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
@@ -148,25 +152,13 @@ def hub(args: BasisConfig, warn: Warn) -> str:
     """
     if not args.push_to_hub:
         return "Nothing is pushed (push_to_hub)."
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
     name = args.hub_model_id or Path(os.path.abspath(args.output_dir)).name
     try:
         validate_repo_id(name)
-    except HFValidationError as error:
-        raise ValueError(f"hub_model_id: '{name}' is not a valid name for a repository: {error}") from error
-    try:
         account = HfApi(token=args.hub_token).whoami()
-    except LocalTokenNotFoundError as error:
-        raise ValueError("push_to_hub: there is no token. Run `hf auth login`, or set HF_TOKEN.") from error
-    # Any other error is one of the network, which may be fine by the time of the push.
     except Exception as error:
-        if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
-            raise ValueError(
-                f"push_to_hub: the Hub refuses the token ({str(error)[:200]}). Run `hf auth login` again."
-            ) from error
+        refuse_push(name, error)
+        # An error of the network, which may be fine by the time of the push.
         warn(f"The Hub cannot be reached ({type(error).__name__}), so '{name}' was not checked for a push.")
         return f"The model will be pushed to '{name}'; whether that is possible was not checked."
     groups = [group["name"] for group in account.get("orgs", [])]

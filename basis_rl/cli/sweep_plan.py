@@ -42,26 +42,19 @@ class Planned:
     notes: list[str]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One of ``--baselines``: a name, and settings that only its runs have."""
-
-    name: str
-    settings: dict[str, str]
-
-
-def parse_entry(text: str) -> Entry:
-    """``NAME[:KEY=VALUE]...``, NAME being registered or ``module:Class``, KEY one of a recipe's.
+def parse_entry(text: str) -> tuple[str, dict[str, str]]:
+    """One of ``--baselines``, ``NAME[:KEY=VALUE]...``: the name (registered, or ``module:Class``), and the settings
+    that only its runs have.
 
     Raises:
         ValueError: no such baseline.
     """
     parts = text.split(":")
-    settings = [part.split("=", 1) for part in parts if "=" in part]
+    settings = dict(part.removeprefix("--").split("=", 1) for part in parts if "=" in part)
     name = ":".join(part for part in parts if "=" not in part)
     if ":" not in name and name not in BASELINES:
         raise ValueError(f"Unknown baseline '{name}'.{did_you_mean(name, BASELINES)} Known: {', '.join(BASELINES)}.")
-    return Entry(name, {key.removeprefix("--"): value for key, value in settings})
+    return name, settings
 
 
 def plan(
@@ -102,11 +95,12 @@ def plan(
     total = budget if budget is not None else _total(base, BASELINES.get(base.run.baseline))
     variants: dict[str, tuple[list[str], list[str]]] = {}
     for text in baselines:
-        entry = parse_entry(text)
+        baseline, own = parse_entry(text)
         for values in itertools.product(*grid.values()):
-            settings = entry.settings | _fitting(entry, dict(zip(grid, values, strict=True)))
-            name = "-".join([entry.name, *(f"{k}={v}" for k, v in settings.items())])
-            variants[name] = _adapt([recipe, *common], base, Entry(entry.name, settings), total, num_generations)
+            # The entry's own settings win over those of all runs.
+            settings = own | {k: v for k, v in zip(grid, values, strict=True) if k not in own and _takes(baseline, k)}
+            name = "-".join([baseline, *(f"{k}={v}" for k, v in settings.items())])
+            variants[name] = _adapt([recipe, *common], base, baseline, settings, total, num_generations)
     planned = []
     for seed in seeds:
         for name, (argv, notes) in variants.items():
@@ -171,43 +165,42 @@ def _kind(name: str) -> type[Baseline]:
     return kind
 
 
-def _fitting(entry: Entry, chosen: dict[str, str]) -> dict[str, str]:
-    """Without the entry's own settings, and without parameters of baselines that this one does not have."""
-    known = [f"baseline_kwargs.{name}" for name in inspect.signature(_kind(entry.name)).parameters]
-    fits = {k: v for k, v in chosen.items() if not k.startswith("baseline_kwargs.") or k in known}
-    return {k: v for k, v in fits.items() if k not in entry.settings}
+def _takes(baseline: str, key: str) -> bool:
+    """Whether a key is of every recipe, or a parameter that this baseline has."""
+    section, _, name = key.partition(".")
+    return section != "baseline_kwargs" or name in inspect.signature(_kind(baseline)).parameters
 
 
 def _adapt(
-    argv: Sequence[str], base: Recipe, entry: Entry, total: int, num_generations: int | None
+    argv: Sequence[str], base: Recipe, baseline: str, settings: dict[str, str], total: int, num_generations: int | None
 ) -> tuple[list[str], list[str]]:
-    """The arguments of an entry's runs, and what differs from the recipe for its baseline's sake."""
-    kind = _kind(entry.name)
+    """The arguments of an entry's runs, and what differs from the recipe because its baseline needs it."""
+    kind = _kind(baseline)
     notes = []
-    arguments = [*argv, "--baseline", entry.name]
+    arguments = [*argv, "--baseline", baseline]
     given = base.run.baseline_kwargs or {}
-    if entry.name != base.run.baseline and given:
+    if baseline != base.run.baseline and given:
         kept = {k: v for k, v in given.items() if k in inspect.signature(kind).parameters}
         arguments += ["--baseline_kwargs", json.dumps(kept)]
         if kept != given:
             notes.append(f"without baseline_kwargs {', '.join(k for k in given if k not in kept)}")
     rollouts = base.args.num_generations
     needed = rollouts < kind.min_group_size
-    if "num_generations" not in entry.settings and (needed or (num_generations and rollouts > 1)):
+    if "num_generations" not in settings and (needed or (num_generations and rollouts > 1)):
         size = num_generations or _GROUP
         arguments += ["--num_generations", str(size)]
         notes.append(f"num_generations {size}")
     if base.args.eval_strategy != "no" and base.args.num_generations_eval is None:
         arguments += ["--num_generations_eval", str(rollouts)]
-    for key, value in entry.settings.items():
+    for key, value in settings.items():
         arguments += [f"--{key}", value]
-    if "max_steps" in entry.settings:
+    if "max_steps" in settings:
         return arguments, notes
     drawn, updates = _batch(parse_recipe(arguments), kind)
     batches = total // drawn
     steps = int(batches * updates)
     if steps < 1:
-        raise ValueError(f"{entry.name}: {total:,} rollouts are less than one optimizer step. Raise --budget.")
+        raise ValueError(f"{baseline}: {total:,} rollouts are less than one optimizer step. Raise --budget.")
     if math.ceil(base.args.max_steps / updates) != batches:
         arguments += ["--max_steps", str(steps)]
         notes.append(f"max_steps {steps}")

@@ -20,18 +20,10 @@ from basis_rl.engine.template_day import use_day
 from basis_rl.recipe.build import build_trainer, server_options
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
+from basis_rl.run import errors
 from basis_rl.run.artefacts import write_whole
 from basis_rl.run.checkpoint import newest, resolve
 from basis_rl.run.disk import naming_a_full_disk
-from basis_rl.run.errors import (
-    DiskFull,
-    NonFiniteGradients,
-    PeerLost,
-    RequestRefused,
-    RewardFailed,
-    ServerLost,
-    SyncError,
-)
 from basis_rl.run.peers import naming_lost_peers
 from basis_rl.run.progress import how_sampled
 from basis_rl.run.ranks import on_main_process
@@ -55,9 +47,9 @@ def main(argv: Sequence[str]) -> int:
             return train(recipe, stack.enter_context(own_server(recipe)))
     except ServerError as error:
         return fail(error, LOST)
-    except DiskFull as error:
+    except errors.DiskFull as error:
         return fail(error, FAILED)
-    except PeerLost as error:
+    except errors.PeerLost as error:
         return fail(error, PEER)
 
 
@@ -87,11 +79,11 @@ def own_server(recipe: Recipe) -> AbstractContextManager[Server | None]:
 def train(recipe: Recipe, served: Server | None = None) -> int:
     """Check, build and run; returns the exit code."""
     args = recipe.args
-    asked = args.resume_from_checkpoint
-    overwrite = args.overwrite_output_dir
-    checkpoint = on_main_process(lambda: resolve(asked, args.output_dir, overwrite))
-    day = saved_day(checkpoint)
-    if day is not None:
+    checkpoint = on_main_process(
+        lambda: resolve(args.resume_from_checkpoint, args.output_dir, args.overwrite_output_dir)
+    )
+    # A chat template that writes today's date must write that of the run's first day.
+    if day := saved_day(checkpoint):
         use_day(day)
     trainer = build_trainer(recipe)
     notes([f"{trainer.train_dataset.info.description}."])
@@ -101,9 +93,9 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
     trainer.add_callback(started)
     try:
         return run(recipe, trainer, checkpoint)
-    except (NonFiniteGradients, RewardFailed) as error:
+    except (errors.NonFiniteGradients, errors.RewardFailed) as error:
         return fail(error, FAILED)
-    except (ServerLost, RequestRefused, SyncError) as error:
+    except (errors.ServerLost, errors.RequestRefused, errors.SyncError) as error:
         return fail(error, LOST)
     except (ValueError, OSError) as error:
         if started.begun:
@@ -115,9 +107,8 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
 def suggested_benchmarks(recipe: Recipe) -> list[str]:
     """The recipe's own; else MATH-500, unless problems are generated, which look different, or are no mathematics."""
     generated = recipe.data.dataset_name.startswith(f"{GYM_COLUMN}:")
-    return recipe.run.eval_benchmarks or (
-        [] if generated or "math_verify" not in recipe.run.reward_funcs else ["math500"]
-    )
+    mathematics = "math_verify" in recipe.run.reward_funcs and not generated
+    return recipe.run.eval_benchmarks or (["math500"] if mathematics else [])
 
 
 def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
@@ -151,8 +142,7 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
         print(summary(log, output, how_sampled(recipe.args), suggested_benchmarks(recipe)))
         if recipe.args.push_to_hub:
             again = shlex.join(["basis-rl", "push", str(output), *filter(None, [trainer.hub_model_id])])
-            again = f"NOT pushed. Once the Hub can be reached: {again}"
-            print(f"Pushed: {pushed.commit_url}" if pushed is not None else again)
+            print(f"Pushed: {pushed.commit_url}" if pushed else f"NOT pushed. Once the Hub can be reached: {again}")
     trainer.end()
     return 0
 

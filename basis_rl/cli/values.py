@@ -24,19 +24,11 @@ from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.run.artefacts import METADATA
 from basis_rl.trainer.plan import Plan, check_kwargs, check_temperature, check_with_model, sampling_of, with_data
-from basis_rl.values import ValueTable
+from basis_rl.values import ValueTable, sources
 from basis_rl.values.build import TablePlan, build_table, merge_shards, use_first_day
 from basis_rl.values.kept import KeptSource, kept_folder
 from basis_rl.values.shards import Shards, begun
-from basis_rl.values.sources import (
-    ModelSource,
-    ServerSource,
-    Source,
-    addresses,
-    check_served,
-    ends_of,
-    load_model,
-)
+from basis_rl.values.sources import ModelSource, ServerSource
 from basis_rl.values.table import KIND
 
 
@@ -77,7 +69,7 @@ class Job:
     kept: KeptSource | None = None
 
     def finished(self) -> ValueTable | None:
-        """The table, if an earlier call, or another process, has made the very same."""
+        """The table, if an earlier call or another process has made the very same."""
         try:
             table = ValueTable.load(self.output) if self.output.is_dir() else None
         except OlderIds:
@@ -86,7 +78,7 @@ class Job:
             return None
         asked = self.shards.identity
         if table is not None and "id_scheme" not in table.provenance:
-            # A table that was converted: what its problems were called counts no more, but all must be there.
+            # A converted table: its record names the problems by their old ids, so compare the problems themselves.
             asked = {key: asked[key] for key in asked.keys() & table.provenance.keys() - {"dataset"}}
             fingerprints = self.plan.fingerprints(self.tokenizer).items()
             table = table if fingerprints <= table.fingerprints.items() else None
@@ -130,7 +122,7 @@ class Job:
         return 0
 
     @contextmanager
-    def _source(self) -> Iterator[Source | KeptSource]:
+    def _source(self) -> Iterator[sources.Source | KeptSource]:
         if self.kept is not None:
             yield self.kept
             return
@@ -139,15 +131,15 @@ class Job:
         name = str(self.recipe.model.model_name_or_path)
         log = self.shards.folder / f"vllm-{self.shard[0]:05d}.log"
         options = build.server_options(self.recipe, 0, log) if run.values_serve else None
-        with addresses(run.values_servers or [], options) as urls:
+        with sources.addresses(run.values_servers or [], options) as urls:
             if not urls:
                 settings = {"trust_remote_code": args.trust_remote_code, **build.model_init_kwargs(self.recipe)}
-                model = load_model(name, use_cpu=args.use_cpu, **settings)
+                model = sources.load_model(name, use_cpu=args.use_cpu, **settings)
                 yield ModelSource(model, self.tokenizer, run.values_batch_size)
                 return
             for url in urls:
-                check_served(url, name)
-            ends = ends_of(name, self.config, self.tokenizer, self.recipe.model.model_revision)
+                sources.check_served(url, name)
+            ends = sources.ends_of(name, self.config, self.tokenizer, self.recipe.model.model_revision)
             timeout = args.vllm_request_timeout
             patience = args.vllm_recovery_timeout
             yield ServerSource(urls, self.config, self.tokenizer, ends, timeout=timeout, patience=patience)

@@ -136,11 +136,9 @@ def with_sections(config: Mapping[str, Any]) -> dict[str, Any]:
     """Keys as a recipe has them, from their names on the command line."""
     found: dict[str, Any] = {}
     for key, value in config.items():
-        place = section_of(key)
-        if place is None:
-            found[key] = value
-        else:
-            found.setdefault(place[0], {})[place[1]] = value
+        section, name = section_of(key) or ("", key)
+        place = found.setdefault(section, {}) if section else found
+        place[name] = value
     return found
 
 
@@ -174,14 +172,15 @@ def set_environment(config: Mapping[str, Any]) -> None:
         os.environ[name] = str(value)
 
 
-def _put(config: dict[str, Any], key: str, entry: str, value: Any) -> None:
-    """Set an entry of a dictionary in `config`, or one of the dictionary within it that `entry` names by a dot."""
-    whole = config.get(key) or {}
-    outer, _, inner = entry.rpartition(".")
-    if not isinstance(whole, dict) or (outer and not isinstance(whole.get(outer) or {}, dict)):
-        raise ValueError(f"--{key}.{entry}: {key}{'.' + outer if outer and isinstance(whole, dict) else ''} must be a "
-                         "mapping in the recipe.")  # fmt: skip
-    config[key] = {**whole, outer: {**(whole.get(outer) or {}), inner: value}} if outer else {**whole, entry: value}
+def _put(config: dict[str, Any], flag: str, path: Sequence[str], value: Any) -> None:
+    """Set the value at a path of names, ``[reward_kwargs, overlong, cache]``; dictionaries on the way are copied."""
+    place = config
+    for depth, name in enumerate(path[:-1], 1):
+        if not isinstance(place.get(name) or {}, dict):
+            raise ValueError(f"{flag}: {'.'.join(path[:depth])} must be a mapping in the recipe.")
+        place[name] = dict(place.get(name) or {})
+        place = place[name]
+    place[path[-1]] = value
 
 
 def take_dictionaries(argv: Sequence[str], config: dict[str, Any]) -> list[str]:
@@ -194,6 +193,8 @@ def take_dictionaries(argv: Sequence[str], config: dict[str, Any]) -> list[str]:
     for word in words:
         flag, equals, inline = word.partition("=")
         key, dot, entry = flag.removeprefix("--").partition(".")
+        # The key of a reward may hold dots itself: `module.name`. Only the last one separates.
+        path = [key, *filter(None, entry.rpartition(".")[::2])]
         if not flag.startswith("--") or key not in DICT_KEYS:
             rest.append(word)
             continue
@@ -201,12 +202,9 @@ def take_dictionaries(argv: Sequence[str], config: dict[str, Any]) -> list[str]:
         if text is None:
             raise ValueError(f"{flag} needs a value.")
         value = parse_value(flag, text)
-        if dot:
-            _put(config, key, entry, value)
-        elif isinstance(value, dict):
-            config[key] = value
-        else:
+        if not dot and not isinstance(value, dict):
             raise ValueError(f"{flag} must be a JSON object, got {text!r}.")
+        _put(config, flag, path, value)
     return rest
 
 

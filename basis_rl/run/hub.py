@@ -75,7 +75,7 @@ class Hub:
     _queue: HfApi = field(default_factory=HfApi, repr=False)
 
     def connect(self) -> str | None:
-        """See `reach`; None with a warning if the Hub cannot be reached."""
+        """`reach` for a run, which goes on without the Hub: None with a warning if it cannot be reached."""
         try:
             return self.reach()
         except ConnectionError as error:
@@ -100,12 +100,7 @@ class Hub:
         try:
             return self._repeated(probe, 1)
         except Exception as error:
-            if is_refusal(error) and not isinstance(error, errors.OfflineModeIsEnabled):
-                raise ValueError(
-                    f"push_to_hub: the Hub refuses '{self.name}': {one_line(error)}\nLog in (`hf auth login`, or "
-                    "HF_TOKEN) with a token that may write there, fix hub_model_id, or set push_to_hub: false and "
-                    "push when the run is over: `basis-rl push OUTPUT_DIR OWNER/NAME`."
-                ) from error
+            refuse_push(self.name, error)
             raise ConnectionError(one_line(error)) from error
 
     def submit(self, push: Push) -> Future[CommitInfo | None]:
@@ -193,6 +188,16 @@ def is_refusal(error: BaseException) -> bool:
         return 400 <= error.response.status_code < 500 and error.response.status_code not in _PASSING
     kinds = (errors.HFValidationError, errors.LocalTokenNotFoundError, errors.OfflineModeIsEnabled, FileNotFoundError)
     return isinstance(error, kinds)
+
+
+def refuse_push(name: str, error: BaseException) -> None:
+    """Raise ValueError with what to do if the `error` says that the Hub refuses pushes to the repository `name`."""
+    if is_refusal(error) and not isinstance(error, errors.OfflineModeIsEnabled):
+        raise ValueError(
+            f"push_to_hub: the Hub refuses '{name}': {one_line(error)}\nLog in (`hf auth login`, or HF_TOKEN) with a "
+            "token that may write there, fix hub_model_id, or set push_to_hub: false and push when the run is over: "
+            "`basis-rl push OUTPUT_DIR OWNER/NAME`."
+        ) from error
 
 
 def one_line(error: BaseException) -> str:
