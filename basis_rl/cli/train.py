@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from basis_rl.cli.main import FAILED, LOST, PEER, STOPPED, fail, notes
 from basis_rl.cli.summary import summary
@@ -154,9 +154,7 @@ class SaveRecipe(TrainerCallback):
         self.trainer = trainer
         self.begun = False
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.begun = True
         if state.is_world_process_zero and not self.trainer.was_finished:
             save_run_info(self.trainer.run_info(), str(args.output_dir))

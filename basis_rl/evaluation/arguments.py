@@ -82,10 +82,9 @@ class EvalArguments(DataArguments):
         if bool(self.benchmarks) == bool(self.dataset_name):
             raise ValueError("Which benchmarks? `--benchmarks aime24,math500`, or the path of a file; or in place of "
                              "benchmarks your own data, `--dataset_name`.")  # fmt: skip
-        if self.backend not in ("transformers", "vllm"):
-            raise ValueError(f"backend must be transformers or vllm, got '{self.backend}'.")
-        if self.on_invalid_gold not in ("error", "drop"):
-            raise ValueError(f"on_invalid_gold must be 'error' or 'drop', got '{self.on_invalid_gold}'.")
+        for name, words in (("backend", ("transformers", "vllm")), ("on_invalid_gold", ("error", "drop"))):
+            if getattr(self, name) not in words:
+                raise ValueError(f"{name} must be {' or '.join(words)}, got '{getattr(self, name)}'.")
         if self.vllm_urls and self.backend != "vllm":
             raise ValueError("vllm_urls needs --backend vllm.")
         for name in ("num_rollouts", "max_new_tokens", "limit", "batch_size"):
@@ -107,8 +106,7 @@ class EvalArguments(DataArguments):
     @property
     def urls(self) -> list[str]:
         """Servers that run already."""
-        given = [self.vllm_urls] if isinstance(self.vllm_urls, str) else self.vllm_urls or []
-        return [url for word in given for url in word.split(",") if url]
+        return [url for word in self.vllm_urls or [] for url in word.split(",") if url]
 
     @property
     def data(self) -> DataArguments:

@@ -71,13 +71,12 @@ class RolloutFile:
         self.path = folder / f"{name}.jsonl"
         self.settings_path = folder / f"{name}.settings.json"
         self.settings = {**settings, "id_scheme": ID_SCHEME}
-        if self.path.is_file() and self.settings_path.is_file():
-            differing = differences(kept_settings(self.settings_path), self.settings)
-            if differing:
-                raise ValueError(
-                    f"'{self.path}' holds rollouts that were drawn with other settings: {'; '.join(differing)}. Choose "
-                    "another --output_dir, or remove them."
-                )
+        there = self.path.is_file() and self.settings_path.is_file()
+        if there and (differing := differences(kept_settings(self.settings_path), self.settings)):
+            raise ValueError(
+                f"'{self.path}' holds rollouts that were drawn with other settings: {'; '.join(differing)}. Choose "
+                "another --output_dir, or remove them."
+            )
 
     def resume(self, ids: Sequence[str], num_rollouts: int) -> dict[str, list[GradedRollout]]:
         """The problems of `ids` that have all their rollouts; whatever else is in the file is removed from it."""

@@ -21,10 +21,8 @@ from basis_rl.evaluation.rollouts import GradedRollout, RolloutFile
 from basis_rl.evaluation.scores import score
 from basis_rl.rewards.call import call
 from basis_rl.run.artefacts import write_whole
+from basis_rl.run.record import RESULTS
 from basis_rl.values.provenance import fingerprint, rendered_prompt
-
-RESULTS = "results.json"
-
 
 # Where completions come from: it is called with the tokens of the prompts, their keys, the sampling and the number of
 # rollouts, and yields (index of the prompt, its completions) as they are ready. A source with a seed for each prompt
@@ -96,11 +94,9 @@ class Evaluation:
         with self.file.locked():
             kept = self.file.resume(ids, self.num_rollouts)
             if kept:
-                name = self.problems.name
-                ready = len(kept)
-                print(f"{name}: {ready} of {len(ids)} problems have their rollouts already.", flush=True)
-            missing = [i for i, prompt_id in enumerate(ids) if prompt_id not in kept]
-            if missing:
+                done = f"{len(kept)} of {len(ids)} problems"
+                print(f"{self.problems.name}: {done} have their rollouts already.", flush=True)
+            if missing := [i for i, prompt_id in enumerate(ids) if prompt_id not in kept]:
                 self._draw(generate, reward, missing)
             found = self.file.read()
         equivalent = getattr(reward, "equivalent", lambda pairs: [False] * len(pairs))
@@ -153,11 +149,10 @@ class Evaluation:
         ]
 
 
-def save_results(folder: Path, results: dict[str, Any]) -> dict[str, Any]:
-    """Add the results of these benchmarks to ``results.json``; returns all that are there now."""
+def save_results(folder: Path, results: dict[str, Any]) -> None:
+    """Add the results of these benchmarks to ``results.json``."""
     path = folder / RESULTS
     everything = json.loads(path.read_text()) if path.is_file() else {}
     # Results of other benchmarks, from earlier calls, stay.
     everything.update(results)
     write_whole(path, json.dumps(everything, indent=2) + "\n")
-    return everything

@@ -12,16 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from basis_rl.report.compare import (
-    Comparison,
-    Curve,
-    accuracies,
-    curve,
-    evaluation_name,
-    evaluations,
-    largest_passes,
-    points,
-)
+from basis_rl.report import compare
+from basis_rl.report.compare import Comparison, Curve, evaluation_name
 from basis_rl.report.tables import METRICS, PERCENT, Metric, table_price, time_unit
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, for white and lightened for a dark page. Further
@@ -50,7 +42,7 @@ _AXES = {
 def plots(comparison: Comparison) -> list[Metric]:
     """The plots for which at least one run has logged something."""
     titles = {"reward": "reward"}
-    for key in [*evaluations(comparison.groups), *largest_passes(comparison.groups)]:
+    for key in [*compare.evaluations(comparison.groups), *compare.largest_passes(comparison.groups)]:
         titles[key] = f"evaluation, {evaluation_name(key)}".strip(", ")
     learning = partial(Metric, section="Learning curves")
     wanted = [
@@ -65,7 +57,7 @@ def plots(comparison: Comparison) -> list[Metric]:
 
 def lines(comparison: Comparison, plot: Metric) -> list[Curve | None]:
     """The curve of each group, None for a group that has not logged the metric."""
-    draw = points if plot.key.startswith("eval_") else curve
+    draw = compare.points if plot.key.startswith("eval_") else compare.curve
     return [draw(group, plot.key, comparison.budget) for group in comparison.groups]
 
 
@@ -155,7 +147,7 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
     """Plot those of reward, evaluations, baseline's error and beta that were logged; no file without any."""
     from matplotlib.figure import Figure
 
-    keys = accuracies({key for row in log for key in row})
+    keys = compare.accuracies({key for row in log for key in row})
     evaluated = [Metric(f"evaluation: {evaluation_name(key) or 'reward'}", key) for key in keys]
     own = (metric for metric in METRICS if metric.key in _OF_A_RUN)
     metrics = [Metric("mean reward", "reward"), *evaluated, *own]

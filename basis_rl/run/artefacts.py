@@ -137,9 +137,8 @@ class Kind:
         part.mkdir(parents=True)
         for name, table in tables.items():
             pq.write_table(table, part / name)
-        (part / METADATA).write_text(
-            json.dumps({"format": self.format, "id_scheme": ID_SCHEME, **metadata}, indent=2) + "\n"
-        )
+        metadata = {"format": self.format, "id_scheme": ID_SCHEME, **metadata}
+        (part / METADATA).write_text(json.dumps(metadata, indent=2) + "\n")
         if path.exists():
             path.rename(old)
         part.rename(path)

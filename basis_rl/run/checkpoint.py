@@ -35,6 +35,7 @@ _PICKLE = b"\x80"
 PATIENCE = 60.0
 # What a start from the beginning moves aside: what an earlier run has left in its folder.
 _OF_A_RUN = ("*.json", "*.jsonl", "*.safetensors", "*.bin", "*.pt", "*.png", "*.jinja", "README.md", "recipe.yaml")
+_OF_A_RUN += (LAST, "completions", "rollouts")
 _WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors", "pytorch_model*.bin", "adapter_model*.bin")
 _logger = logging.getLogger(__name__)
 
@@ -245,15 +246,15 @@ def resolve(asked: str | bool | None, output_dir: str | Path, overwrite: bool = 
         _refuse_used(output_dir, overwrite)
         return None
     if word in ("true", "auto"):
-        found = newest(output_dir)
-        if found is None and word == "auto":
-            _refuse_used(output_dir, overwrite)
-        if found is None and word == "true":
+        if found := newest(output_dir):
+            return str(found)
+        if word == "true":
             raise ValueError(
                 f"resume_from_checkpoint: {asked}, but there is no complete checkpoint in '{output_dir}'. "
                 "`auto` starts from the beginning where there is none."
             )
-        return None if found is None else str(found)
+        _refuse_used(output_dir, overwrite)
+        return None
     folder = Path(str(asked))
     why = "was cut off while it was written" if was_cut_off(folder) else ""
     why = why or ("" if is_complete(folder) else "is not a checkpoint")
@@ -268,28 +269,25 @@ def resolve(asked: str | bool | None, output_dir: str | Path, overwrite: bool = 
 
 
 def _refuse_used(output_dir: str | Path, overwrite: bool) -> None:
-    there = [path for path in checkpoints(output_dir) if is_complete(path)]
-    if there and not overwrite:
+    if overwrite:
+        return
+    way_out = "take another output_dir, or set --overwrite_output_dir true, which moves it into previous-N there."
+    if there := [path for path in checkpoints(output_dir) if is_complete(path)]:
         raise ValueError(
             f"'{output_dir}' holds {len(there)} checkpoint(s) of an earlier run, the newest is {there[-1].name}. "
-            "Resume it (--resume_from_checkpoint auto), take another output_dir, or set --overwrite_output_dir true, "
-            "which moves that run into a folder previous-N there."
+            f"Resume it (--resume_from_checkpoint auto), {way_out}"
         )
-    models = _models(output_dir)
-    if models and not overwrite:
+    if models := _models(output_dir):
         raise ValueError(
-            f"'{output_dir}' holds a trained model ({models[0].name}) and no checkpoint to resume from. Take "
-            "another output_dir, or set --overwrite_output_dir true, which moves it into a folder previous-N there."
+            f"'{output_dir}' holds a trained model ({models[0].name}) and no checkpoint to resume from: {way_out}"
         )
 
 
 def _models(output_dir: str | Path) -> list[Path]:
     """Weights that lie in a run's folder itself, saved to their end."""
-    return (
-        []
-        if was_cut_off(Path(output_dir))
-        else sorted(path for shape in _WEIGHTS for path in Path(output_dir).glob(shape))
-    )
+    if was_cut_off(Path(output_dir)):
+        return []
+    return sorted(path for shape in _WEIGHTS for path in Path(output_dir).glob(shape))
 
 
 def make_room(output_dir: str | Path, start: str | None) -> Path | None:
@@ -308,13 +306,7 @@ def make_room(output_dir: str | Path, start: str | None) -> Path | None:
     if not moved and (within or not _models(output)):
         return None
     if not within:
-        named = [
-            output / LAST,
-            output / "completions",
-            output / "rollouts",
-            *(path for shape in _OF_A_RUN for path in output.glob(shape)),
-        ]
-        moved += [path for path in named if path.exists()]
+        moved += [path for shape in _OF_A_RUN for path in output.glob(shape)]
     place = next(p for n in range(1, 10_000) if not (p := output / f"previous-{n}").exists())
     place.mkdir()
     for path in moved:

@@ -112,7 +112,7 @@ class Hub:
         return future
 
     def done(self, timeout: float | None = 0.0) -> bool:
-        """Whether all pushes are over, after at most `timeout` seconds (None: however long)."""
+        """Whether all pushes are over, after waiting for at most `timeout` seconds (None: however long it takes)."""
         return not wait(self._running, timeout).not_done
 
     def in_use(self) -> list[Path]:

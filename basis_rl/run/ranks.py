@@ -50,5 +50,4 @@ def asked_processes() -> int:
         return 1
     parser = ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--num_processes", "--num-processes", type=int, default=1)
-    asked: int = parser.parse_known_args(words)[0].num_processes
-    return asked
+    return int(parser.parse_known_args(words)[0].num_processes)

@@ -74,10 +74,11 @@ def _take(folder: Path) -> tuple[bool, dict[str, Any]]:
         raise ValueError(f"output_dir: '{path}' {what}. Remove it, or take another output_dir.") from error
     descriptor = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT, 0o644)
     if not lock(descriptor, wait=False):
-        said = os.read(descriptor, 4096)
+        owner = _owner(os.read(descriptor, 4096))
         os.close(descriptor)
+        who = f": process {owner.get('pid')} on {owner.get('host')}, since {owner.get('since')}" if owner else ""
         raise ValueError(
-            f"'{folder}' is the output_dir of a run that is still going on{_who(said)}. Two runs in one folder destroy "
+            f"'{folder}' is the output_dir of a run that is still going on{who}. Two runs in one folder destroy "
             "each other's checkpoints: wait for it, end it (`kill PID`: it writes a checkpoint), or take another "
             "output_dir."
         )
@@ -98,9 +99,9 @@ def _take(folder: Path) -> tuple[bool, dict[str, Any]]:
 
 
 def _owner(said: bytes) -> dict[str, Any]:
-    with suppress(ValueError):
-        found = json.loads(said)
-        return found if isinstance(found, dict) else {}
+    """What the lock's file says of the run that holds it; empty if it says nothing that can be read."""
+    with suppress(ValueError, TypeError):
+        return dict(json.loads(said))
     return {}
 
 
@@ -116,13 +117,6 @@ def check_place(output_dir: str | Path) -> None:
             f"'{folder}' was removed or renamed while the run was going on, with what the run had written. If it is "
             "elsewhere, resume it there with resume_from_checkpoint: auto; else start again."
         )
-
-
-def _who(said: bytes) -> str:
-    with suppress(KeyError):
-        owner = _owner(said)
-        return f": process {owner['pid']} on {owner['host']}, since {owner['since']}"
-    return ""
 
 
 def _sees(folder: Path, owner: dict[str, Any]) -> bool:
