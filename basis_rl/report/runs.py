@@ -56,6 +56,7 @@ class Run:
     recipe: dict[str, Any] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
     benchmarks: dict[str, float] = field(default_factory=dict)
+    _series: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False)
 
     @property
     def seed(self) -> Any:
@@ -83,9 +84,6 @@ class Run:
         x, index = np.unique(places[::-1], return_index=True)
         return np.interp(rollouts, np.append(0, x), np.append(0, values[::-1][index]))
 
-    def benchmark(self, name: str) -> float:
-        return self.benchmarks.get(name, math.nan)
-
     @property
     def table(self) -> dict[str, Any] | None:
         """The run's value table: ``source``, ``sha256`` and ``rollouts`` (how many it took); None if there is none."""
@@ -101,16 +99,11 @@ class Run:
 
         Several values at the same x (several updates on one batch) are averaged.
         """
-        x, y = self._averaged.get(key, _NOTHING)
-        return x, y
-
-    @cached_property
-    def _averaged(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        found = {}
-        for key, (places, values) in self.logged.items():
+        if key not in self._series:
+            places, values = self.logged.get(key, _NOTHING)
             x, index = np.unique(places, return_inverse=True)
-            found[key] = x, np.bincount(index, weights=values) / np.bincount(index)
-        return found
+            self._series[key] = x, np.bincount(index, weights=values) / np.bincount(index)
+        return self._series[key]
 
     @cached_property
     def logged(self) -> dict[str, np.ndarray]:
@@ -293,10 +286,9 @@ def _labels(settings: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list
     for key in dict.fromkeys(["baseline", *differing(settings)]):
         longer = [f"{old} {_part(key, known.get(key))}".strip() for old, known in zip(labels, settings, strict=True)]
         # A setting is added only where groups with the same label so far differ in it.
-        variants = Counter(old for old, _ in set(zip(labels, longer, strict=True)))
-        labels = [
-            new if key == "baseline" or variants[old] > 1 else old for old, new in zip(labels, longer, strict=True)
-        ]
+        pairs = list(zip(labels, longer, strict=True))
+        variants = Counter(old for old, _ in set(pairs))
+        labels = [new if key == "baseline" or variants[old] > 1 else old for old, new in pairs]
     labels = [label or name for label, name in zip(labels, names, strict=True)]
     uses = Counter(labels)
     return [label if uses[label] == 1 else f"{label} ({name})" for label, name in zip(labels, names, strict=True)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import glob
 import json
 import os
 import signal
@@ -17,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from basis_rl.run import checkpoint
 from basis_rl.run.artefacts import lock
@@ -176,8 +177,7 @@ def break_abandoned_locks(root: Path | None = None, patience: float = 300.0) -> 
     torch takes a lock by creating a file, which it holds open; whoever comes next waits, without a word and without an
     end, until the file is gone. A process that is killed meanwhile leaves it, and every later run hangs at its start.
     A lock that no process of this machine has open, and that is older than `patience` seconds, is taken for such a
-    one; a younger one is waited for, since the folder may be shared with a machine that is compiling. Does
-    nothing where a process's open files cannot be read (anywhere but on Linux).
+    one; a younger one is waited for, since the folder may be shared with a machine that is compiling.
 
     Args:
         root: where extensions are compiled; default as in torch (``TORCH_EXTENSIONS_DIR``, else the user's cache).
@@ -203,23 +203,15 @@ def break_abandoned_locks(root: Path | None = None, patience: float = 300.0) -> 
 
 def _unheld_locks(root: Path) -> list[tuple[Path, float]]:
     """Lock files under `root` that no process here has open, and their ages in seconds."""
-    if not Path("/proc/self/fd").is_dir():
-        return []
     ages = {}
     for path in sorted(root.glob("**/lock")):
         # Its holder may have just finished and removed it.
         with suppress(FileNotFoundError):
             # The clock may have been set back since.
             ages[path] = abs(time.time() - path.stat().st_mtime)
-    in_use = _open_files() if ages else set()
+    if not ages:
+        return []
+    # Of other users' processes psutil may not know the files: there is None in their place.
+    processes = psutil.process_iter(["open_files"])
+    in_use = {file.path for process in processes for file in process.info["open_files"] or ()}
     return [(path, age) for path, age in ages.items() if str(path.resolve()) not in in_use]
-
-
-def _open_files() -> set[str]:
-    """Paths that processes of this machine have open, as far as this user may see."""
-    found = set()
-    for link in glob.iglob("/proc/[0-9]*/fd/*"):
-        # The file may have been closed meanwhile.
-        with suppress(OSError):
-            found.add(os.readlink(link))
-    return found

@@ -12,7 +12,7 @@ import pytest
 
 from basis_rl.baselines import BASELINES
 from basis_rl.cli.main import main
-from basis_rl.cli.sweep_plan import launcher_processes, parse_entry, plan, several
+from basis_rl.cli.sweep import launcher_processes, parse_entry, plan, several
 from basis_rl.report.runs import read_run
 from tests.run.test_run_lock import HOLDER
 
