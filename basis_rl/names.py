@@ -128,10 +128,8 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     """``" Did you mean 'x'?"`` for the known name that is meant or is nearest, or an empty string."""
     bare = str(name).lstrip("-")
     meant = str(name).replace(bare, MEANT.get(bare.lower().replace("-", "_"), bare))
-    if meant != str(name) and meant in known:
-        return f" Did you mean '{meant}'?"
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    return f" Did you mean '{near[0]}'?" if near else ""
+    likely = [meant] if meant != str(name) and meant in known else difflib.get_close_matches(str(name), known, n=1)
+    return f" Did you mean '{likely[0]}'?" if likely else ""
 
 
 def refuse_unknown(what: str, given: Collection[str], known: Collection[str]) -> None:
@@ -168,14 +166,12 @@ def import_object(name: str, what: str) -> Any:
     except (Exception, SystemExit) as error:
         # The module is anybody's: it may raise anything, or not be Python.
         at = traceback.extract_tb(error.__traceback__)[-1]
-        where = (
-            "" if isinstance(error, SyntaxError) or at.filename == __file__ else f" ({at.filename}, line {at.lineno})"
-        )
+        elsewhere = not isinstance(error, SyntaxError) and at.filename != __file__
+        where = f" ({at.filename}, line {at.lineno})" if elsewhere else ""
         raise ValueError(f"The {what} '{name}' cannot be imported: {type(error).__name__}: {error}{where}") from error
 
 
 def option(default: Any, text: str, factory: Callable[[], Any] | None = None) -> Any:
     """A field of a dataclass that is an option of a command: its default (or what makes it), and its help."""
-    if factory is not None:
-        return field(default_factory=factory, metadata={"help": text})
-    return field(default=default, metadata={"help": text})
+    made: dict[str, Any] = {"default": default} if factory is None else {"default_factory": factory}
+    return field(**made, metadata={"help": text})

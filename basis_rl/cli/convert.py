@@ -37,7 +37,7 @@ _EVALUATION = ".settings.json"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Convert what is in the folder; what has today's ids already keeps them."""
+    """Convert what is in the folder. Ids of the present scheme stay as they are."""
     options = convert_parser().parse_args(list(argv))
     folder: Path = options.folder
     _put_back(folder)
@@ -68,9 +68,8 @@ def _put_back(folder: Path) -> None:
 
 
 def _recipe(folder: Path, given: str | None) -> Recipe:
-    found = given or next(
-        (str(p / "recipe.yaml") for p in (folder, folder.parent) if (p / "recipe.yaml").is_file()), None
-    )
+    files = [place / "recipe.yaml" for place in (folder, folder.parent)]
+    found = given or next((str(file) for file in files if file.is_file()), None)
     if found is None:
         raise ValueError(
             f"'{folder}' does not say which problems it is of. Name the recipe that it was made with, `basis-rl "
@@ -110,8 +109,9 @@ class IdMap:
 
 
 def _rows(recipe: Recipe) -> Any:
-    texts: Any = SimpleNamespace(chat_template=None)
-    return load_training_data(recipe, texts)
+    """The recipe's problems as plain texts: their ids do not depend on a tokenizer."""
+    tokenizer: Any = SimpleNamespace(chat_template=None)
+    return load_training_data(recipe, tokenizer)
 
 
 def convert_artefact(folder: Path, kind: Kind, problems: IdMap | None) -> None:

@@ -32,6 +32,7 @@ def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks
         how: how the rollouts of evaluations were drawn.
         benchmarks: suggested for an evaluation of the model; without any it is one on the recipe's own problems.
     """
+    place = quote(str(output))
     rows = before_and_after(log, how)
     width = max((len(row[0]) for row in rows), default=0)
     lines = ["", "== Summary", _cost(log)]
@@ -41,16 +42,15 @@ def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks
     if {row["reward"] for row in log if row.get("reward") is not None} == {0}:
         lines += [
             "The reward was 0 in every step, so nothing was learnt. See what the model writes, and why it is wrong:",
-            f"  basis-rl rollouts {quote(str(output))}",
+            f"  basis-rl rollouts {place}",
             "and try the next recipe before it runs: basis-rl check RECIPE --rollouts 16",
         ]
     lines += [f"In {output}:", "  the model and its tokenizer"]
     lines += [f"  {name:13}  {what}" for name, what in _FILES.items() if (output / name).is_file()]
-    place = quote(str(output))
-    measured = quote(",".join(benchmarks))
+    measured = f" --benchmarks {quote(','.join(benchmarks))}" if benchmarks else ""
     lines += [
         "Next:",
-        f"  basis-rl eval {place}" + (f" --benchmarks {measured}" if benchmarks else ""),
+        f"  basis-rl eval {place}{measured}",
         f"  basis-rl compare {place} OTHER_RUN",
         f"  basis-rl push {place} OWNER/NAME",
     ]
@@ -68,10 +68,9 @@ def before_and_after(log: Sequence[Mapping[str, Any]], how: str) -> list[tuple[s
         size = max(1, len(rewards) // _TENTH)
         first = rewards[:size]
         last = rewards[-size:]
-        steps = f"steps {first[0]['step']}-{first[-1]['step']} and {last[0]['step']}-{last[-1]['step']}"
-        steps = f"steps {first[0]['step']} and {last[0]['step']}" if size == 1 else steps
+        steps = [f"{part[0]['step']}" + (f"-{part[-1]['step']}" if size > 1 else "") for part in (first, last)]
         before, after = (fmean(row["reward"] for row in part) for part in (first, last))
-        rows.append(("reward", before, after, f"of the training rollouts, {steps}"))
+        rows.append(("reward", before, after, f"of the training rollouts, steps {' and '.join(steps)}"))
     names = dict.fromkeys(key for row in log for key in row if _AVERAGE.fullmatch(key))
     for name in names:
         found = [row for row in log if row.get(name) is not None]

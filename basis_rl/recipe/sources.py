@@ -124,7 +124,7 @@ def value_of(file: Path, node: ast.expr, scope: ast.ClassDef | None = None) -> A
         case ast.FormattedValue():
             return value_of(file, node.value, scope)
         case ast.Dict():
-            found = {}
+            found: dict[Any, Any] = {}
             for key, each in zip(node.keys, node.values, strict=True):
                 value = value_of(file, each, scope)
                 # Without a key it is a dictionary that is unpacked, `**value`.
@@ -170,10 +170,11 @@ def class_named(file: Path, name: str) -> tuple[Path, ast.ClassDef]:
 def _imported(file: Path, name: str) -> tuple[Path, str] | None:
     """The file that a name is imported from, and its name there."""
     for node in _parsed(file).body:
-        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
-            if (alias.asname or alias.name) == name:
-                found = _file(file, node, alias.name)
-                return (found, alias.name) if found else None
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    found = _file(file, node, alias.name)
+                    return (found, alias.name) if found else None
     return None
 
 

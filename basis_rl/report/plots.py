@@ -173,6 +173,7 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
 
 def smooth(values: Sequence[float], weight: float = 0.8) -> np.ndarray:
     """Exponential moving average with bias correction: means of the values so far, with weights ``w^(t - i)``."""
-    import pandas as pd
-
-    return pd.Series(values, dtype=float).ewm(alpha=1 - weight).mean().to_numpy()
+    # Older ones are lost in the rounding.
+    weights = weight ** np.arange(min(len(values), 200))
+    sums = np.cumsum(weights)
+    return np.convolve(values, weights)[: len(values)] / sums[np.minimum(np.arange(len(values)), len(sums) - 1)]
