@@ -14,7 +14,8 @@ from typing import Any
 from datasets import Dataset
 
 from basis_rl.baselines import NoBaseline
-from basis_rl.cli import check_measure, check_rollouts, check_run, check_site
+from basis_rl.cli import check_measure, check_rollouts
+from basis_rl.cli import check_sections as sections
 from basis_rl.cli.main import notes, report
 from basis_rl.cli.options import check_parser
 from basis_rl.conformance import BaselineError, ObjectiveError, SamplerError
@@ -104,7 +105,7 @@ def check_all_parts(recipe: Recipe) -> tuple[str | None, Plan, Dataset, Any]:
         ValueError: everything that is wrong with settings, model and data.
     """
     wrong = Mistakes()
-    missing, baseline = wrong.tried(check_site.baseline_or_stand_in, recipe.run) or (None, NoBaseline())
+    missing, baseline = wrong.tried(sections.baseline_or_stand_in, recipe.run) or (None, NoBaseline())
     plan = wrong.tried(build.plan_recipe, recipe, baseline)
     if plan is None:
         plan = Plan(recipe.args, reward_funcs=wrong.tried(build.build_rewards, recipe) or [])
@@ -126,8 +127,8 @@ def check_all_parts(recipe: Recipe) -> tuple[str | None, Plan, Dataset, Any]:
 
 
 def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: str, warn: Warn) -> Plan:
-    """Check the recipe and describe the run, section by section; the sections' texts are those of `check_run`,
-    `check_site` and `basis_rl.estimate.report`. Returns the plan of the run.
+    """Check the recipe and describe the run, section by section; the texts are those of `check_sections` and of
+    `basis_rl.estimate.report`. Returns the plan of the run.
 
     Args:
         recipe: what is to be run.
@@ -142,33 +143,33 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     missing, plan, loaded, config = check_all_parts(recipe)
     args = plan.args
     baseline = plan.baseline
-    show("Configuration", check_run.configuration(recipe, args, launch, warn))
+    show("Configuration", sections.configuration(recipe, args, launch, warn))
     if plan.tools:
-        show("Tools", check_run.tools(build.build_tools(recipe.run), args))
+        show("Tools", sections.tools(build.build_tools(recipe.run), args))
     show("Batch arithmetic", arithmetic(args, len(loaded), warn))
-    show("Columns", check_run.columns(loaded, args, plan.reward_funcs))
+    show("Columns", sections.columns(loaded, args, plan.reward_funcs))
     lengths = plan.prompt_lengths()
-    show("Prompts", check_run.prompts(plan.rendered, lengths, plan.train_dataset[0]["prompt"]))
-    if answers := check_run.answers(plan.reward_funcs):
+    show("Prompts", sections.prompts(plan.rendered, lengths, plan.train_dataset[0]["prompt"]))
+    if answers := sections.answers(plan.reward_funcs):
         show("Answers", answers)
     dropped = len(loaded) - len(plan.train_dataset)
-    show("Golds", check_run.golds(dropped, len(loaded), plan.reward_funcs, warn))
+    show("Golds", sections.golds(dropped, len(loaded), plan.reward_funcs, warn))
     takes = f"the first generation batch takes {args.generation_batch_size // args.num_generations}"
     show("Enough for a step?", f"{len(plan.train_dataset)} problems; {takes}: training will take steps.")
     if missing is not None:
-        needs = check_site.missing_artefact(recipe, missing, len(plan.rendered), arguments, warn)
+        needs = sections.missing_artefact(recipe, missing, len(plan.rendered), arguments, warn)
         show("What the baseline needs", needs)
     elif validates(baseline):
-        show("What the baseline needs", check_site.artefact(baseline, run_context(plan, config), warn))
+        show("What the baseline needs", sections.artefact(baseline, run_context(plan, config), warn))
         if isinstance(table := getattr(baseline, "values", None), ValueTable):
             show("Groups without variance", check_rollouts.of_table(plan, table))
     if not plan.sampler.in_dataset_order:
-        show("Sampling", check_run.sampling(plan))
+        show("Sampling", sections.sampling(plan))
     footprint = Footprint(recipe.model, args, config, launch, max(lengths), gpu_memory, baseline)
     show("Memory of a GPU", memory(footprint, warn))
     show("Disk", disk(footprint, warn))
-    show("Rollouts", check_site.server(recipe, footprint, warn))
-    check_site.extras(args, launch, warn)
+    show("Rollouts", sections.server(recipe, footprint, warn))
+    sections.extras(args, launch, warn)
     show("Sandbox of the rewards", f"On this machine: {isolation()}.")
-    show("Hub", check_site.hub(args, warn))
+    show("Hub", sections.hub(args, warn))
     return plan

@@ -16,8 +16,6 @@ def main(argv: Sequence[str]) -> int:
     """Embed the recipe's prompts, cluster them, and write the codebook where the baseline will look for it."""
     recipe = parse_recipe(argv)
     run = recipe.run
-    if recipe.args.world_size > 1:
-        raise ValueError("basis-rl clusters runs in one process: start it without accelerate launch.")
     output = run.clusters_output_dir or (run.baseline_kwargs or {}).get("clusters")
     if not isinstance(output, str):
         raise ValueError("Where should the codebook go? Set baseline_kwargs.clusters, or --clusters_output_dir FOLDER.")

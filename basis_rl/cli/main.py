@@ -25,6 +25,12 @@ COMMANDS = {
     "convert": "convert value tables, codebooks, checkpoints and evaluations of an older version",
     "check": "check a recipe before you spend anything on it, or a part of your own (module:name)",
 }
+# Commands that several ranks would each run whole, and what to do for several GPUs.
+_ONE_PROCESS = {
+    "clusters": "",
+    "eval": " For several GPUs: --backend vllm --vllm_args='--data-parallel-size N'.",
+    "values": " For several GPUs start one for each, with --values_shard 0/8, 1/8, ...; or sample from vLLM servers.",
+}
 # Exit codes other than 0 and 2 (a message about a mistake in the input); the numbers are those of sysexits.h.
 PEER = 68
 LOST = 69
@@ -86,6 +92,8 @@ def _run(arguments: list[str]) -> int:
     if {"-h", "--help", "--help-all", "--help_all"}.intersection(rest):
         print(help_of(command, everything="--help-all" in rest or "--help_all" in rest))
         return 0
+    if command in _ONE_PROCESS and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return fail(f"{command} runs in one process: start it without accelerate launch.{_ONE_PROCESS[command]}")
     if command == "train" and launch.is_asked(rest):
         launch.launch(rest)
     check_names(command, rest)

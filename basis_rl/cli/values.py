@@ -153,11 +153,6 @@ def prepare(recipe: Recipe) -> Job:
     """
     run = recipe.run
     args = recipe.args
-    if args.world_size > 1:
-        raise ValueError(
-            "basis-rl values runs in one process: start it without accelerate launch. For several GPUs start one for "
-            "each, with --values_shard 0/8, 1/8, ...; or sample from vLLM servers."
-        )
     if run.tools:
         raise ValueError(
             "basis-rl values draws single turns, and a table of those is not of a policy that calls tools. With tools "

@@ -34,18 +34,8 @@ _PICKLE = b"\x80"
 # Seconds until what one machine has written to a network file system must be seen on another.
 PATIENCE = 60.0
 # What a start from the beginning moves aside: what an earlier run has left in its folder.
-_OF_A_RUN: tuple[str, ...] = (
-    "*.json",
-    "*.jsonl",
-    "*.safetensors",
-    "*.bin",
-    "*.pt",
-    "*.png",
-    "*.jinja",
-    "README.md",
-    "recipe.yaml",
-)
-_OF_A_RUN += (LAST, "completions", "rollouts")
+_OF_A_RUN = ["*.json", "*.jsonl", "*.safetensors", "*.bin", "*.pt", "*.png", "*.jinja", "README.md", "recipe.yaml"]
+_OF_A_RUN += [LAST, "completions", "rollouts"]
 _WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors", "pytorch_model*.bin", "adapter_model*.bin")
 _logger = logging.getLogger(__name__)
 

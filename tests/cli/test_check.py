@@ -103,7 +103,7 @@ def test_every_optimizer_step_is_accounted_for(check):
 
 
 def test_extras_that_are_missing_here_are_warnings(check, monkeypatch):
-    monkeypatch.setattr("basis_rl.cli.check_site.missing_extra", lambda module, what: f"{what} needs {module}.")
+    monkeypatch.setattr("basis_rl.cli.check_sections.missing_extra", lambda module, what: f"{what} needs {module}.")
     code, _, warnings, error = check("--accelerate_config", "zero3_cpu", "--use_vllm", "true")
     assert code == 0, error
     assert any("use_vllm needs vllm." in warning for warning in warnings)
@@ -282,7 +282,7 @@ def test_a_codebook_is_announced_then_described(check, recipe, tmp_path):
 
 def test_the_server_is_asked(check, tiny_path, monkeypatch):
     # The fast tests also run where vLLM is not installed.
-    monkeypatch.setattr("basis_rl.cli.check_site.missing_extra", lambda module, what: None)
+    monkeypatch.setattr("basis_rl.cli.check_sections.missing_extra", lambda module, what: None)
     with FakeServer(root="m", max_model_len=4096) as fake:
         vllm = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": fake.url, **CPU}
         assert re.search(r"serves .*\bm, .*the recipe trains .*tiny", check(**vllm)[2][0])
