@@ -15,7 +15,6 @@ import pytest
 from basis_rl.cli.main import main
 from basis_rl.engine import client
 from basis_rl.engine.client import request_seed
-from basis_rl.trainer import BasisConfig
 from basis_rl.values import ValueTable
 from basis_rl.values.shards import Shards
 from tests.support.fake_vllm import FakeServer
