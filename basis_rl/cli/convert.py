@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     for path in evaluations:
         convert_evaluation(path)
     if of_run or kinds:
-        problems = None if options.own_ids else IdMap.of(_recipe(folder, options.recipe))
+        problems = None if options.own_ids else IdMap(_recipe(folder, options.recipe))
         for kind in kinds:
             convert_artefact(folder, kind, problems)
         for path in of_run:
@@ -78,32 +78,27 @@ def _recipe(folder: Path, given: str | None) -> Recipe:
     return parse_recipe([found])
 
 
-@dataclass(frozen=True)
 class IdMap:
-    """The problems of a recipe by their ids.
+    """The problems of a recipe by their ids, of all rows of the data set, whatever the recipe holds out.
 
     Attributes:
         recipe: names them.
-        old: today's id -> that of scheme 1, of all rows of the data set.
-        new: id of scheme 1 -> today's, of the first row with that text.
+        old: present id -> that of scheme 1.
+        new: id of scheme 1 -> the present one, of the first row with that text.
     """
 
-    recipe: Recipe
-    old: dict[str, str]
-    new: dict[str, str]
-
-    @classmethod
-    def of(cls, recipe: Recipe) -> IdMap:
-        """Those of all rows, whatever the recipe holds out."""
-        bare = replace(recipe.data, prompt_template=None, system_prompt=None, test_fraction=0.0)
-        rows = _rows(replace(recipe, data=replace(bare, max_train_samples=None)))
-        strip = bare.strip_instructions
-        old = {row["prompt_id"]: prompt_id(bare_problem(row["prompt"], strip_instructions=strip) or "") for row in rows}
-        return cls(recipe, old, {before: name for name, before in reversed(old.items())})
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        bare = {"prompt_template": None, "system_prompt": None, "test_fraction": 0.0, "max_train_samples": None}
+        rows = _rows(replace(recipe, data=replace(recipe.data, **bare)))
+        strip = recipe.data.strip_instructions
+        texts = {row["prompt_id"]: bare_problem(row["prompt"], strip_instructions=strip) for row in rows}
+        self.old = {name: prompt_id(text or "") for name, text in texts.items()}
+        self.new = {before: name for name, before in reversed(self.old.items())}
 
     @cached_property
     def trained(self) -> list[str]:
-        """Today's ids of the problems that the recipe trains on, in their order."""
+        """Present ids of the problems that the recipe trains on, in their order."""
         plan = Plan(self.recipe.args, reward_funcs=build_rewards(self.recipe))
         return list(with_data(plan, _rows(self.recipe)).train_dataset["prompt_id"])
 
