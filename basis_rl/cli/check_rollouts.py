@@ -54,17 +54,17 @@ def rollouts(recipe: Recipe, plan: Plan, count: int, warn: Warn) -> str:
     totals = total_rewards(scores.T, weights).tolist() if functions else []
     ends = end_tokens(source.model.generation_config, tokenizer)
     limit = args.max_completion_length
-    told = explanation(totals, found, ends, limit, boxes=reads_boxes(functions)) if totals else None
-    if told is not None:
-        warn(told)
-    shown = []
+    if totals and (message := explanation(totals, found, ends, limit, boxes=reads_boxes(functions))):
+        warn(message)
     every = -(-len(found) // _AT_MOST)
-    for rollout, total in list(zip(found, totals or [float("nan")] * len(found), strict=True))[::every]:
-        text = completion_text(rollout.completion)
-        shown.append(f"--- reward {total:g}, {len(rollout.token_ids)} tokens\n{text[-_SHOWN:]}")
+    pairs = list(zip(found, totals or [float("nan")] * len(found), strict=True))[::every]
+    shown = [
+        f"--- reward {total:g}, {len(rollout.token_ids)} tokens\n{completion_text(rollout.completion)[-_SHOWN:]}"
+        for rollout, total in pairs
+    ]
     shown.append("---")
     if every > 1:
-        shown.append(f"{len(shown) - 1} of {len(found)} rollouts are shown.")
+        shown.append(f"{len(pairs)} of {len(found)} rollouts are shown.")
     if totals and of_each > 1:
         groups = [totals[start : start + of_each] for start in range(0, len(totals), of_each)]
         shown.append(waste(groups, share_of_a_batch(plan), plan.sampler))

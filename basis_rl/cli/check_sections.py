@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+from statistics import median_high
 from typing import Any
 
 import yaml
@@ -119,18 +120,15 @@ def tools(found: Sequence[Any], args: BasisConfig) -> str:
 
 def prompts(texts: Sequence[str], lengths: Sequence[int], given: Any) -> str:
     """Three prompts, and how long all of them are; `given` is the first one before it is rendered."""
-    chat = not isinstance(given, str)
-    ordered = sorted(lengths)
-    lines = [
-        f"Prompts are {'conversations in the chat template' if chat else 'plain text, without a chat template'}, "
-        f"{ordered[0]} to {ordered[-1]} tokens, median {ordered[len(ordered) // 2]}."
-    ]
+    form = "plain text, without a chat template" if isinstance(given, str) else "conversations in the chat template"
+    middle = median_high(lengths)
+    lines = [f"Prompts are {form}, {min(lengths)} to {max(lengths)} tokens, median {middle}."]
     lines += [f"--- prompt {number}\n{text}" for number, text in enumerate(texts[:3], 1)]
     return "\n".join([*lines, "---"])
 
 
 def answers(rewards: Sequence[Any]) -> str:
-    """Where reward functions that say so look for the answer."""
+    """Where the reward functions look for the answer, as far as they have a `reading`."""
     return "\n".join(f"{reward.__name__} {reward.reading}." for reward in rewards if hasattr(reward, "reading"))
 
 
@@ -152,10 +150,7 @@ def baseline_or_stand_in(run: RunArguments) -> tuple[str | None, Baseline]:
     Raises:
         ValueError: as `build_recipe_baseline`, except for a missing artefact.
     """
-    stand_ins: dict[str, Any] = {
-        "values": ValueTable.from_rewards({"": [0.0, 1.0]}),
-        "clusters": PromptClusters({"": 0}),
-    }
+    stand_ins = {"values": ValueTable.from_rewards({"": [0.0, 1.0]}), "clusters": PromptClusters({"": 0})}
     try:
         return None, build_recipe_baseline(run)
     except MissingArtefact:
@@ -276,12 +271,14 @@ def hub(args: BasisConfig, warn: Warn) -> str:
         # An error of the network, which may be fine by the time of the push.
         warn(f"The Hub cannot be reached ({type(error).__name__}), so '{name}' was not checked for a push.")
         return f"The model will be pushed to '{name}'; whether that is possible was not checked."
+    me = account["name"]
     groups = [group["name"] for group in account.get("orgs", [])]
-    owner = name.split("/")[0] if "/" in name else account["name"]
-    if owner not in [account["name"], *groups]:
+    full = name if "/" in name else f"{me}/{name}"
+    owner = full.split("/")[0]
+    if owner not in [me, *groups]:
         member = f", member of {', '.join(groups)}" if groups else ""
         raise ValueError(
-            f"hub_model_id: '{name}' belongs to '{owner}', but the token belongs to {account['name']}{member}. Use "
-            "one of these names, or another token."
+            f"hub_model_id: '{name}' belongs to '{owner}', but the token belongs to {me}{member}. Use one of these "
+            "names, or another token."
         )
-    return f"The model will be pushed to '{name if '/' in name else f'{owner}/{name}'}', as {account['name']}."
+    return f"The model will be pushed to '{full}', as {me}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median_high
 
 from basis_rl.clusters import PromptClusters
 from basis_rl.clusters.codebook import KIND, default_num_clusters
@@ -35,11 +36,9 @@ def shown_clusters(clusters: PromptClusters, prompts: Mapping[str, str], shown: 
     members: dict[int, list[str]] = {}
     for prompt_id, cluster in clusters.assignments.items():
         members.setdefault(cluster, []).append(prompts[prompt_id])
-    sizes = sorted(len(texts) for texts in members.values())
-    lines = [
-        f"{len(prompts)} prompts in {len(clusters)} clusters of {sizes[0]} to {sizes[-1]} prompts, median "
-        f"{sizes[len(sizes) // 2]}."
-    ]
+    sizes = [len(texts) for texts in members.values()]
+    span = f"{min(sizes)} to {max(sizes)} prompts, median {median_high(sizes)}"
+    lines = [f"{len(prompts)} prompts in {len(clusters)} clusters of {span}."]
     for cluster in sorted(members, key=lambda cluster: -len(members[cluster]))[:shown]:
         lines.append(f"cluster {cluster}, {len(members[cluster])} prompts:")
         lines += [f"    {' '.join(text.split())[:100]}" for text in members[cluster][:3]]

@@ -75,21 +75,12 @@ class Hub:
     _queue: HfApi = field(default_factory=HfApi, repr=False)
 
     def connect(self) -> str | None:
-        """`reach` for a run, which goes on without the Hub: None with a warning if it cannot be reached."""
-        try:
-            return self.reach()
-        except ConnectionError as error:
-            _logger.warning("push_to_hub: the Hub cannot be reached (%s). Each push will try again.", error)
-            return None
-
-    def reach(self) -> str:
         """Create the repository and its branch, and ask whether this token may write, before anything is spent.
 
-        Returns ``owner/name``.
+        Returns ``owner/name``; None with a warning if the Hub cannot be reached, since it may be back for the pushes.
 
         Raises:
             ValueError: the Hub refuses it.
-            ConnectionError: the Hub cannot be reached.
         """
 
         def probe() -> str:
@@ -101,7 +92,8 @@ class Hub:
             return self._repeated(probe, 1)
         except Exception as error:
             refuse_push(self.name, error)
-            raise ConnectionError(one_line(error)) from error
+            _logger.warning("push_to_hub: the Hub cannot be reached (%s). Each push will try again.", one_line(error))
+            return None
 
     def submit(self, push: Push) -> Future[CommitInfo | None]:
         """Do `push` after those that wait already. Its result is None if it failed; it raises nothing."""
