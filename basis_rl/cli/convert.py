@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     evaluations = sorted(folder.glob(f"*{_EVALUATION}"))
     if not (of_run or kinds or evaluations):
         raise ValueError(
-            f"'{folder}' holds no value table, prompt codebook, checkpoint or evaluation. Name their folder."
+            f"'{folder}' holds no value table, prompt codebook, checkpoint or evaluation. Name theirs."
         )
     for path in evaluations:
         convert_evaluation(path)

@@ -130,9 +130,7 @@ def has_finished(run: Planned) -> bool:
     other = sorted(key for key in there.keys() | asked.keys() if there.get(key) != asked.get(key))
     if other:
         shown = ", ".join(f"{key}: {there.get(key)} there, {asked.get(key)} now" for key in other[:5])
-        raise ValueError(
-            f"'{folder}' holds a run of other settings ({shown}). Give another --output_dir, or remove that folder."
-        )
+        raise ValueError(f"'{folder}' holds a run of other settings ({shown}). Remove it, or set another --output_dir.")
     record = folder / "run.json"
     return not was_cut_off(folder) and record.is_file() and bool(json.loads(record.read_text()).get("finished"))
 

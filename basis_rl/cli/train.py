@@ -79,9 +79,8 @@ def own_server(recipe: Recipe) -> AbstractContextManager[Server | None]:
 def train(recipe: Recipe, served: Server | None = None) -> int:
     """Check, build and run; returns the exit code."""
     args = recipe.args
-    checkpoint = on_main_process(
-        lambda: resolve(args.resume_from_checkpoint, args.output_dir, args.overwrite_output_dir)
-    )
+    asked = (args.resume_from_checkpoint, args.output_dir, args.overwrite_output_dir)
+    checkpoint = on_main_process(lambda: resolve(*asked))
     # A chat template that writes today's date must write that of the run's first day.
     if day := saved_day(checkpoint):
         use_day(day)

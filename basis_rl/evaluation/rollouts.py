@@ -96,9 +96,7 @@ class RolloutFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.with_suffix(".lock").open("w") as file:
             if not lock(file.fileno(), wait=False):
-                raise ValueError(
-                    f"Another process is writing '{self.path}'. Wait for it, or choose another --output_dir."
-                )
+                raise ValueError(f"Another process is writing '{self.path}'. Wait, or choose another --output_dir.")
             yield
 
     def append(self, rollouts: Sequence[GradedRollout]) -> None:

@@ -38,9 +38,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+_FLOAT = re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
 
 
 @dataclass(frozen=True)
@@ -95,9 +94,7 @@ def parse_value(flag: str, text: str) -> Any:
         return parse_yaml(text)
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or error
-        raise ValueError(
-            f"{flag} {text}: the value is not valid YAML: {problem}. A text is given as '\"{text}\"'."
-        ) from error
+        raise ValueError(f"{flag} {text}: this is not valid YAML: {problem}. Quote a text: '\"{text}\"'.") from error
 
 
 def peek(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -49,10 +49,8 @@ def begin(folder: Path) -> None:
 
 def names_in(folder: Path) -> list[str]:
     """The files of a checkpoint that this machine sees."""
-    own = (folder / _MARK, folder / MANIFEST)
-    return sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path not in own
-    )
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return sorted(files - {_MARK, MANIFEST})
 
 
 def finish(folder: Path, written: Collection[str] = ()) -> None:
@@ -278,9 +276,7 @@ def _refuse_used(output_dir: str | Path, overwrite: bool) -> None:
             f"Resume it (--resume_from_checkpoint auto), {way_out}"
         )
     if models := _models(output_dir):
-        raise ValueError(
-            f"'{output_dir}' holds a trained model ({models[0].name}) and no checkpoint to resume from: {way_out}"
-        )
+        raise ValueError(f"'{output_dir}' holds a trained model ({models[0].name}) and no checkpoint: {way_out}")
 
 
 def _models(output_dir: str | Path) -> list[Path]:

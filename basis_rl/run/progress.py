@@ -149,9 +149,7 @@ def evaluation_lines(logs: Mapping[str, Any], how: str) -> list[str]:
             # Of several pass@k the last one is logged for the largest k.
             kind = match["metric"].partition("@")[0]
             found.setdefault(match["name"] or "", {})[kind] = f"{match['metric']} {value:.3g}"
-    return [
-        f"eval{' ' + name if name else ''}  {'  '.join(scores.values())}  ({how})" for name, scores in found.items()
-    ]
+    return [f"{f'eval {name}'.strip()}  {'  '.join(scores.values())}  ({how})" for name, scores in found.items()]
 
 
 def newest_rows(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
