@@ -45,9 +45,7 @@ def main(argv: Sequence[str]) -> int:
     kinds = [kind for kind in (table.KIND, codebook.KIND) if (folder / kind.main_file).is_file()]
     evaluations = sorted(folder.glob(f"*{_EVALUATION}"))
     if not (of_run or kinds or evaluations):
-        raise ValueError(
-            f"'{folder}' holds no value table, prompt codebook, checkpoint or evaluation. Name theirs."
-        )
+        raise ValueError(f"'{folder}' holds no value table, prompt codebook, checkpoint or evaluation. Name theirs.")
     for path in evaluations:
         convert_evaluation(path)
     if of_run or kinds:

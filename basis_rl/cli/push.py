@@ -37,9 +37,7 @@ def main(argv: Sequence[str]) -> int:
     save_run_info(info, folder)
     write_card(info, folder)
     if reached is None:
-        return fail(
-            f"'{folder}' could not be pushed. Its card and record are written; run the same command later.", LOST
-        )
+        return fail(f"'{folder}' could not be pushed. Its card and record are written: push again later.", LOST)
     command = f"basis-rl push {shlex.quote(str(folder))} {{repo}}"
     push = Push(message="Model, card and results", files=files_of_run(folder, arguments.push_rollouts), by_hand=command)
     pushed = hub.submit(push).result()

@@ -22,26 +22,16 @@ class EvalArguments(DataArguments):
     """
 
     model: str = option("", "The model: a Hub id or a folder. It may be given without the flag.")
-    benchmarks: list[str] = option(
-        None, "Names, paths of files, or NAME=SOURCE, separated by commas or spaces.", factory=list
-    )
-    output_dir: str | None = option(
-        None, "The folder for the rollouts and the results. The default is runs/eval/MODEL."
-    )
-    compare: str | None = option(
-        None, "The folder of another evaluation, for a paired comparison with it, with p-values."
-    )
+    benchmarks: list[str] = option(None, "Names, files, or NAME=SOURCE, separated by commas or spaces.", factory=list)
+    output_dir: str | None = option(None, "The folder for rollouts and results. The default is runs/eval/MODEL.")
+    compare: str | None = option(None, "The folder of another evaluation, for a paired comparison with p-values.")
     backend: str = option("transformers", "transformers (in this process) or vllm.")
-    vllm_urls: list[str] | None = option(
-        None, "The URLs of servers that are already running. By default one is started, and stopped."
-    )
+    vllm_urls: list[str] | None = option(None, "The URLs of running servers. By default one is started, and stopped.")
     vllm_args: str = option("", "Further arguments of vLLM for the server that is started.")
     request_timeout: float | None = option(
         None, "The seconds that vLLM may take for all rollouts of a problem. The default follows from their length."
     )
-    num_rollouts: int | None = option(
-        None, "The number of rollouts per problem. The default is that of the benchmark, 32 or 1."
-    )
+    num_rollouts: int | None = option(None, "The number of rollouts per problem. The default is the benchmark's.")
     temperature: float | None = option(None, "The default is that of the benchmark. 0 is greedy.")
     top_p: float | None = option(None, "The default is that of the benchmark, and 1 where temperature is given.")
     top_k: int = option(0, "The number of most likely tokens to sample from. 0 turns it off.")
