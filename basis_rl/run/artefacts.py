@@ -161,16 +161,11 @@ class Kind:
         for name in (METADATA, self.main_file):
             if not (folder / name).is_file():
                 raise ValueError(f"'{folder}' is not a {self.what}: it has no {name}.")
-        try:
+        with self.naming_damage(folder):
             metadata: dict[str, Any] = json.loads((folder / METADATA).read_text())
             version = int(metadata["format"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"The {self.what} '{folder}' is damaged: {METADATA} cannot be read ({type(error).__name__}: {error}). "
-                f"Build it again with `{self.command}`."
-            ) from error
         if version > self.format:
-            raise ValueError(f"'{folder}' was written by a newer basis-rl (format {metadata['format']}). Upgrade it.")
+            raise ValueError(f"'{folder}' was written by a newer basis-rl (format {version}). Upgrade it.")
         if not any_ids:
             check_scheme(f"The {self.what} '{path_or_hub_id}'", metadata.get("id_scheme"), folder)
         return folder, metadata

@@ -24,8 +24,7 @@ def on_main_process(work: Callable[[], T]) -> T:
             outcome = [work()]
         except Exception as error:
             outcome = [error]
-    if state.num_processes > 1:
-        broadcast_object_list(outcome)
+    broadcast_object_list(outcome)
     if isinstance(outcome[0], Exception):
         raise outcome[0]
     result: T = outcome[0]
@@ -34,7 +33,7 @@ def on_main_process(work: Callable[[], T]) -> T:
 
 def gathered(value: T) -> list[T]:
     """The `value` of each process, in their order, on all of them."""
-    found: list[T] = gather_object([value]) if PartialState().num_processes > 1 else [value]
+    found: list[T] = gather_object([value])
     return found
 
 
