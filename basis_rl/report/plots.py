@@ -42,7 +42,7 @@ _AXES = {
 def plots(comparison: Comparison) -> list[Metric]:
     """The plots for which at least one run has logged something."""
     titles = {"reward": "reward"}
-    for key in [*compare.evaluations(comparison.groups), *compare.largest_passes(comparison.groups)]:
+    for key in [*compare.evaluations(comparison.keys), *compare.largest_passes(comparison.keys)]:
         titles[key] = f"evaluation, {evaluation_name(key)}".strip(", ")
     learning = partial(Metric, section="Learning curves")
     wanted = [
@@ -147,7 +147,7 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
     """Plot those of reward, evaluations, baseline's error and beta that were logged; no file without any."""
     from matplotlib.figure import Figure
 
-    keys = compare.accuracies({key for row in log for key in row})
+    keys = compare.evaluations({key for row in log for key in row})
     evaluated = [Metric(f"evaluation: {evaluation_name(key) or 'reward'}", key) for key in keys]
     own = (metric for metric in METRICS if metric.key in _OF_A_RUN)
     metrics = [Metric("mean reward", "reward"), *evaluated, *own]

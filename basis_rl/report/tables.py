@@ -101,7 +101,7 @@ def final_table(comparison: Comparison) -> Table:
     groups = comparison.groups
     budget = comparison.budget
     accuracies = []
-    for key in [*compare.evaluations(groups), *compare.largest_passes(groups)]:
+    for key in [*compare.evaluations(comparison.keys), *compare.largest_passes(comparison.keys)]:
         value = partial(compare.last_until, key=key, budget=budget)
         accuracies.append(_Column(f"eval {compare.evaluation_name(key) or 'reward'}", value, THREE))
     for name in dict.fromkeys(name for run in comparison.runs for name in run.benchmarks):

@@ -53,7 +53,7 @@ def verdict(comparison: Comparison) -> list[str]:
 def _measure(comparison: Comparison) -> tuple[str, Callable[[Run], float]]:
     """The measure that ranks the groups: its name, in words that a number can follow, and its value for a run."""
     common = {}
-    for key in compare.evaluations(comparison.groups):
+    for key in compare.evaluations(comparison.keys):
         value = partial(compare.last_until, key=key, budget=comparison.budget)
         if all(over_seeds([value(run) for run in group.runs]).n for group in comparison.groups):
             common[key] = value
