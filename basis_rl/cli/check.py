@@ -152,8 +152,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     show("Prompts", sections.prompts(plan.rendered, lengths, plan.train_dataset[0]["prompt"]))
     if answers := sections.answers(plan.reward_funcs):
         show("Answers", answers)
-    dropped = len(loaded) - len(plan.train_dataset)
-    show("Golds", sections.golds(dropped, len(loaded), plan.reward_funcs, warn))
+    show("Golds", sections.golds(len(loaded) - len(plan.train_dataset), len(loaded), plan.reward_funcs, warn))
     takes = f"the first generation batch takes {args.generation_batch_size // args.num_generations}"
     show("Enough for a step?", f"{len(plan.train_dataset)} problems; {takes}: training will take steps.")
     if missing is not None:

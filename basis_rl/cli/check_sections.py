@@ -121,8 +121,7 @@ def tools(found: Sequence[Any], args: BasisConfig) -> str:
 def prompts(texts: Sequence[str], lengths: Sequence[int], given: Any) -> str:
     """Three prompts, and how long all of them are; `given` is the first one before it is rendered."""
     form = "plain text, without a chat template" if isinstance(given, str) else "conversations in the chat template"
-    middle = median_high(lengths)
-    lines = [f"Prompts are {form}, {min(lengths)} to {max(lengths)} tokens, median {middle}."]
+    lines = [f"Prompts are {form}, {min(lengths)} to {max(lengths)} tokens, median {median_high(lengths)}."]
     lines += [f"--- prompt {number}\n{text}" for number, text in enumerate(texts[:3], 1)]
     return "\n".join([*lines, "---"])
 

@@ -71,8 +71,7 @@ def before_and_after(log: Sequence[Mapping[str, Any]], how: str) -> list[tuple[s
         steps = [f"{part[0]['step']}" + (f"-{part[-1]['step']}" if size > 1 else "") for part in (first, last)]
         before, after = (fmean(row["reward"] for row in part) for part in (first, last))
         rows.append(("reward", before, after, f"of the training rollouts, steps {' and '.join(steps)}"))
-    names = dict.fromkeys(key for row in log for key in row if _AVERAGE.fullmatch(key))
-    for name in names:
+    for name in dict.fromkeys(key for row in log for key in row if _AVERAGE.fullmatch(key)):
         found = [row for row in log if row.get(name) is not None]
         if len(found) > 1:
             note = f"{how}, steps {found[0]['step']} and {found[-1]['step']}"

@@ -137,8 +137,7 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     else:
         trainer.create_model_card()
     if trainer.accelerator.is_main_process:
-        log = trainer.state.log_history
-        print(summary(log, output, how_sampled(recipe.args), suggested_benchmarks(recipe)))
+        print(summary(trainer.state.log_history, output, how_sampled(recipe.args), suggested_benchmarks(recipe)))
         if recipe.args.push_to_hub:
             again = shlex.join(["basis-rl", "push", str(output), *filter(None, [trainer.hub_model_id])])
             print(f"Pushed: {pushed.commit_url}" if pushed else f"NOT pushed. Once the Hub can be reached: {again}")

@@ -221,8 +221,7 @@ class EvalPlan:
 
         def generate(prompts: Any, keys: Any, sampling: Sampling, num_rollouts: int) -> Any:
             torch.manual_seed(options.seed)
-            size = options.batch_size
-            return sample(model, tokenizer, prompts, sampling, num_samples=num_rollouts, batch_size=size)
+            return sample(model, tokenizer, prompts, sampling, num_samples=num_rollouts, batch_size=options.batch_size)
 
         return generate
 

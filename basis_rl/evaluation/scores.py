@@ -81,8 +81,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         n = result["num_rollouts"]
         drawn = result["settings"]
         average = result[f"avg@{n}"]
-        greedy = drawn["temperature"] == 0
-        sampling = "greedy" if greedy else f"T {drawn['temperature']:g}, top-p {drawn['top_p']:g}"
+        sampling = "greedy" if drawn["temperature"] == 0 else f"T {drawn['temperature']:g}, top-p {drawn['top_p']:g}"
         rows.append(
             {
                 "benchmark": name,

@@ -67,8 +67,7 @@ def read_words(argv: Sequence[str]) -> Words:
     """
     path, rest = split_path(list(argv))
     config, notes = from_trl(without_sections(read_recipe(path), path)) if path else ({}, [])
-    arguments = take_dictionaries(rest, config)
-    return Words(path, config, arguments, notes)
+    return Words(path, config, take_dictionaries(rest, config), notes)
 
 
 def split_path(argv: list[str]) -> tuple[str | None, list[str]]:
@@ -117,9 +116,8 @@ def read_recipe(path: str) -> dict[str, Any]:
     Raises:
         ValueError: no such file, or no mapping in YAML.
     """
-    file = resources.recipe(path)
     try:
-        config = parse_yaml(file.read_text())
+        config = parse_yaml(resources.recipe(path).read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"'{path}' is not valid YAML: {error}") from error
     if config is None:

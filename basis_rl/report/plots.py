@@ -80,8 +80,7 @@ def svg(comparison: Comparison, plot: Metric) -> str:
 def png(comparison: Comparison, plot: Metric, path: Path) -> None:
     """Write the plot to a file, with a legend, on white."""
     figure = _draw(comparison, plot)
-    legend = figure.legend(loc="upper left", bbox_to_anchor=(0.1, 0.02), fontsize=8, frameon=False)
-    for text in legend.get_texts():
+    for text in figure.legend(loc="upper left", bbox_to_anchor=(0.1, 0.02), fontsize=8, frameon=False).get_texts():
         text.set_parse_math(False)
     figure.savefig(path, format="png", dpi=110, facecolor="white", **_SAVED)
 
@@ -149,8 +148,7 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
 
     keys = compare.evaluations({key for row in log for key in row})
     evaluated = [Metric(f"evaluation: {evaluation_name(key) or 'reward'}", key) for key in keys]
-    own = (metric for metric in METRICS if metric.key in _OF_A_RUN)
-    metrics = [Metric("mean reward", "reward"), *evaluated, *own]
+    metrics = [Metric("mean reward", "reward"), *evaluated, *(metric for metric in METRICS if metric.key in _OF_A_RUN)]
     shown = [metric for metric in metrics if any(row.get(metric.key) is not None for row in log)]
     # A run of fewer steps than logging_steps has logged nothing.
     if not shown:

@@ -77,8 +77,7 @@ def choose(
         if (below is not None or above is not None) and reward is None:
             return False
         in_range = (below is None or reward <= below) and (above is None or reward >= above)
-        wanted = prompt.casefold()
-        return in_range and (wanted in row["prompt"].casefold() or row["prompt_id"].startswith(prompt))
+        return in_range and (prompt.casefold() in row["prompt"].casefold() or row["prompt_id"].startswith(prompt))
 
     found = filter(fits, read(paths))
     # The newest step is read first, so that nothing more is read than is shown.

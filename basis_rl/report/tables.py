@@ -180,8 +180,7 @@ def diagnostics_table(comparison: Comparison) -> Table:
     """Those metrics of the baseline, the gradient and the policy that were logged."""
     columns = []
     for metric in METRICS:
-        share = END if metric.end else 1.0
-        value = partial(compare.mean_until, key=metric.key, budget=comparison.budget, share=share)
+        value = partial(compare.mean_until, key=metric.key, budget=comparison.budget, share=END if metric.end else 1.0)
         if metric.section == Metric.section and not all(math.isnan(value(run)) for run in comparison.runs):
             columns.append(_Column(metric.title + " at the end" * metric.end, value, metric.show))
     rows = [Row([group.label, *_cells(group, columns)], i) for i, group in enumerate(comparison.groups)]
