@@ -14,7 +14,7 @@ from typing import Any
 from datasets import Dataset
 
 from basis_rl.baselines import NoBaseline
-from basis_rl.cli import check_measure, check_rollouts
+from basis_rl.cli import check_model
 from basis_rl.cli import check_sections as sections
 from basis_rl.cli.main import notes, report
 from basis_rl.cli.options import check_parser
@@ -58,11 +58,11 @@ def main(argv: Sequence[str]) -> int:
             notes(recipe.notes)
             plan = check(recipe, launch, options.gpu_memory, shlex.join(rest), warnings.append)
             if options.rollouts > 0:
-                text = check_rollouts.rollouts(recipe, plan, options.rollouts, warnings.append)
+                text = check_model.rollouts(recipe, plan, options.rollouts, warnings.append)
                 show("Rollouts of the model as it is", text)
         if options.measure:
             steps = optimizer_steps(plan.args, len(plan.train_dataset))
-            show("Time", check_measure.measure(rest, steps, baseline_missing=isinstance(plan.baseline, NoBaseline)))
+            show("Time", check_model.measure(rest, steps, baseline_missing=isinstance(plan.baseline, NoBaseline)))
     except (BaselineError, ObjectiveError, RewardError, SamplerError) as error:
         return report(error)
     finally:
@@ -161,7 +161,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     elif validates(baseline):
         show("What the baseline needs", sections.artefact(baseline, run_context(plan, config), warn))
         if isinstance(table := getattr(baseline, "values", None), ValueTable):
-            show("Groups without variance", check_rollouts.of_table(plan, table))
+            show("Groups without variance", check_model.of_table(plan, table))
     if not plan.sampler.in_dataset_order:
         show("Sampling", sections.sampling(plan))
     footprint = Footprint(recipe.model, args, config, launch, max(lengths), gpu_memory, baseline)

@@ -143,13 +143,8 @@ def without_sections(config: Mapping[str, Any], path: str) -> dict[str, Any]:
     Raises:
         ValueError: a section that is no mapping, a key that stands outside its section.
     """
-    outside = {key: value for key, value in config.items() if section_of(key)}
-    if outside:
-        moved = yaml.safe_dump(with_sections(outside), default_flow_style=None, sort_keys=False).strip()
-        raise ValueError(
-            f"{', '.join(outside)} in '{path}': the keys of `basis-rl values` and `basis-rl clusters` now stand in "
-            f"sections of their own. Write instead:\n{moved}"
-        )
+    if outside := ", ".join(".".join(place) for place in map(section_of, config) if place):
+        raise ValueError(f"'{path}': write {outside} in sections of their own, as in `values: {{num_rollouts: 8}}`.")
     found: dict[str, Any] = {}
     for key, value in config.items():
         if key not in SECTIONS:

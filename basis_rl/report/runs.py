@@ -84,6 +84,9 @@ class Run:
         x, index = np.unique(places[::-1], return_index=True)
         return np.interp(rollouts, np.append(0, x), np.append(0, values[::-1][index]))
 
+    def benchmark(self, name: str) -> float:
+        return self.benchmarks.get(name, math.nan)
+
     @property
     def table(self) -> dict[str, Any] | None:
         """The run's value table: ``source``, ``sha256`` and ``rollouts`` (how many it took); None if there is none."""

@@ -105,7 +105,7 @@ def final_table(comparison: Comparison) -> Table:
         value = partial(compare.last_until, key=key, budget=budget)
         accuracies.append(_Column(f"eval {compare.evaluation_name(key) or 'reward'}", value, THREE))
     for name in dict.fromkeys(name for run in comparison.runs for name in run.benchmarks):
-        accuracies.append(_Column(name, lambda run, name=name: run.benchmarks.get(name, math.nan), THREE))
+        accuracies.append(_Column(name, partial(Run.benchmark, name=name), THREE))
     columns = [_Column("reward at the end", final_reward(budget), THREE), *accuracies]
     if len(accuracies) > 1:
         columns.append(_Column("avg", lambda run: fmean(column.value(run) for column in accuracies), THREE))

@@ -249,7 +249,7 @@ def test_measuring_costs_two_micro_batches_and_leaves_nothing(check, changes, tm
 
 def test_generation_is_counted_once_per_use_and_micro_batches_each(check, monkeypatch):
     phases = {"time/generation": 8.0, "time/scoring": 0.0, "rest": 0.4, "time/loss": 1.0, "time/update": 2.0}
-    monkeypatch.setattr("basis_rl.cli.check_measure.timed", lambda recipe: phases)
+    monkeypatch.setattr("basis_rl.cli.check_model.timed", lambda recipe: phases)
     batches = {"steps_per_generation": 6, "gradient_accumulation_steps": 3, "num_iterations": 2, "max_steps": 100}
     _, said, _, _ = check("--measure", **CPU, **batches)
     # Of four optimizer steps one generates.
