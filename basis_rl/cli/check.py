@@ -116,7 +116,7 @@ def check_all_parts(recipe: Recipe) -> tuple[str | None, Plan, Dataset, Any]:
     whole = wrong.tried(with_data, plan, loaded, evaluated, processing_class=tokenizer) if loaded is not None else None
     # If the data has mistakes, look for others with the data as it is.
     whole = whole or replace(plan, train_dataset=loaded, kwargs={**plan.kwargs, "processing_class": tokenizer})
-    # A stand-in would refuse prompts that the missing table will have.
+    # The stand-in's empty table would refuse prompts that the missing one will have.
     if missing is not None:
         whole = replace(whole, baseline=NoBaseline())
     if loaded is not None and config is not None:

@@ -357,7 +357,7 @@ def _split_grid(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str
 
 
 def several(processes: int) -> AbstractContextManager[None]:
-    """Within it the settings of a run are those that each of `processes` would see, though this is one process."""
+    """Within it settings are made as on one of `processes` ranks, because batch sizes depend on their number."""
     return attributes(BasisConfig, world_size=property(lambda self: processes))
 
 

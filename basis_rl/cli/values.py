@@ -107,7 +107,7 @@ class Job:
         self.shards = Shards(partial, identity)
 
     def finished(self) -> ValueTable | None:
-        """The table, if an earlier call or another process has made the very same."""
+        """The table, if an earlier call or another process has made it with the same settings."""
         try:
             table = ValueTable.load(self.output) if self.output.is_dir() else None
         except OlderIds:

@@ -31,7 +31,7 @@ Generate = Callable[[Sequence[Sequence[int]], Sequence[str], Sampling, int], Ite
 
 
 def golds_fingerprint(problems: Iterable[tuple[str, str]]) -> str:
-    """That of the prompt ids and golds of an evaluation, in their order."""
+    """Fingerprint of the prompt ids and golds of an evaluation, in their order."""
     return fingerprint(json.dumps(list(problems), ensure_ascii=False))
 
 

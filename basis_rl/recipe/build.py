@@ -125,7 +125,8 @@ def load_training_data(
 def load_eval_data(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, rewards: Sequence[Any] | None = None
 ) -> Dataset | dict[str, Dataset] | None:
-    """What training is measured on: the recipe's benchmarks, the held-out problems (with benchmarks: ``held_out``).
+    """What training is measured on: the recipe's benchmarks and, as ``held_out``, the problems that it holds out; the
+    latter alone if there are no benchmarks.
 
     Raises:
         ValueError: an evaluation is asked for without ``eval_strategy``, or there is nothing to measure on.
@@ -149,7 +150,7 @@ def load_eval_data(
 
 
 def _warn_of_overlap(dataset: Dataset, evaluated: Dataset | dict[str, Dataset] | None) -> None:
-    """Compares the texts alone, without golds and known instructions."""
+    """Warn of benchmark problems that are trained on. Only their texts are compared, without golds and instructions."""
     trained = set(map(bare_problem, dataset["prompt"]))
     for name, problems in (evaluated if isinstance(evaluated, dict) else {}).items():
         common = len(trained & set(map(bare_problem, problems["prompt"])))
@@ -158,7 +159,7 @@ def _warn_of_overlap(dataset: Dataset, evaluated: Dataset | dict[str, Dataset] |
 
 
 def model_init_kwargs(recipe: Recipe) -> dict[str, Any]:
-    """What the model is loaded with."""
+    """The arguments of `from_pretrained` for the model."""
     given = {
         "revision": recipe.model.model_revision,
         "attn_implementation": recipe.model.attn_implementation,

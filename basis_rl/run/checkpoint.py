@@ -95,7 +95,7 @@ def was_cut_off(folder: Path) -> bool:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a checkpoint was written to its end; what has become of its files since, `damage` tells."""
+    """Whether a checkpoint was written to its end. Whether its files are still whole, `damage` tells."""
     return (folder / _STATE).is_file() and not was_cut_off(folder)
 
 
@@ -145,7 +145,7 @@ def _is_broken(path: Path) -> bool:
 
 
 def _lacking(names: Collection[str]) -> list[str]:
-    """What a resume reads and is not among the entries of a checkpoint folder."""
+    """What a resume needs, and the entries of a checkpoint folder (`names`) lack."""
     found = [f"{_STATE} is missing"] if _STATE not in names else []
     # DeepSpeed's own folder has model, optimizer and schedule.
     if "latest" in names:
@@ -287,7 +287,9 @@ def _models(output_dir: str | Path) -> list[Path]:
 
 
 def make_room(output_dir: str | Path, start: str | None) -> Path | None:
-    """Move what is not of the run that starts at the checkpoint `start` (None: at the beginning) aside, and tell where.
+    """Move what belongs to earlier runs aside, before a run starts at the checkpoint `start` (None: at the beginning).
+
+    Returns the folder that it was moved to, None if there was nothing.
 
     Checkpoints after `start` would be taken for newer ones than those that the run will write. Those, and for a start
     from elsewhere all that the earlier run has left, are renamed into ``previous-N`` of `output_dir`. Nothing is

@@ -34,7 +34,7 @@ _held: dict[Path, tuple[int, dict[str, Any], os.stat_result]] = {}
 
 @contextmanager
 def held(output_dir: str | Path) -> Iterator[str]:
-    """The folder is this run's within it, on all ranks; the main process holds a `flock` on a file there.
+    """Keep other runs out of the folder: within it, the main process holds a `flock` on a file there.
 
     May be nested. Where the file system has no locks nothing is held. Yields the name of the run, which all of its
     resumes have.
@@ -55,7 +55,7 @@ def held(output_dir: str | Path) -> Iterator[str]:
             )
         yield str(owner["run"])
     except Exception:
-        # A write that the removal of the folder has met fails in a way of its own.
+        # If the folder is gone, this says so instead of the error of some write into it.
         check_place(folder)
         raise
     finally:
@@ -64,7 +64,7 @@ def held(output_dir: str | Path) -> Iterator[str]:
 
 
 def _take(folder: Path) -> tuple[bool, dict[str, Any]]:
-    """Whether it was not ours before, and what its file says of us."""
+    """Lock the folder for this process. Returns False if it was ours already, and what its file says of this run."""
     if folder in _held:
         return False, _held[folder][1]
     try:
@@ -107,7 +107,7 @@ def _owner(said: bytes) -> dict[str, Any]:
 
 
 def check_place(output_dir: str | Path) -> None:
-    """Refuse to write where the folder that is held has been: what is written there would be of no run.
+    """Refuse to write if the folder that is held has been removed or renamed: a new one would hold half a run.
 
     Raises:
         FolderLost: it was removed or renamed.
@@ -145,8 +145,7 @@ def _give_back(folder: Path) -> None:
 
 
 def _forget() -> None:
-    """In a forked child, whose launcher is its parent: with an open descriptor it would hold the lock for longer than
-    the run lives."""
+    """Called in a forked child: with an open descriptor it would hold the lock even after the run has ended."""
     global _launcher
     _launcher = os.getppid()
     for descriptor, *_ in _held.values():
