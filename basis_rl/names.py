@@ -55,7 +55,7 @@ class Mistakes:
         self.found: list[ValueError] = []
 
     def tried(self, work: Callable[..., _Result | None], *args: Any, **kwargs: Any) -> _Result | None:
-        """What `work` returns. A ValueError is kept and gives None; once there is one, other errors also give None, since
+        """What `work` returns. A ValueError is kept and gives None; once there is one, so do other errors, since
         they may follow from it."""
         try:
             return work(*args, **kwargs)
