@@ -10,9 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from basis_rl.identity import ID_SCHEME, check_scheme
 from basis_rl.run.artefacts import differences, lock, read_lines, write_whole
 
@@ -131,10 +128,3 @@ def read_rollouts(path: Path) -> dict[str, list[GradedRollout]]:
             # A line of another form belongs to another version: it is skipped, and its rollout sampled again.
             found.setdefault(row.prompt_id, {}).setdefault(row.rollout, row)
     return {i: [rows[k] for k in sorted(rows)] for i, rows in found.items()}
-
-
-def counts(rollouts: Mapping[str, Sequence[GradedRollout]]) -> tuple[Tensor, Tensor]:
-    """Rollouts and right rollouts of each problem. Twice ``(P,)`` int64."""
-    n = [len(rows) for rows in rollouts.values()]
-    right = [sum(row.reward == 1.0 for row in rows) for rows in rollouts.values()]
-    return torch.tensor(n, dtype=torch.int64), torch.tensor(right, dtype=torch.int64)
