@@ -108,8 +108,7 @@ def overview(runs: Sequence[Planned], waiting: Sequence[Planned]) -> str:
     lines = [f"{len(runs)} runs in {Path(args.output_dir).parent}, {len(runs) - len(waiting)} of them finished."]
     for run in runs:
         notes = f" ({', '.join(run.notes)})" if run.notes else ""
-        state = "" if run in waiting else "  finished, skipped"
-        lines.append(f"  {run.name}{notes}{state}")
+        lines.append(f"  {run.name}{notes}{'' if run in waiting else '  finished, skipped'}")
     if waiting and args.save_strategy == "no":
         lines.append("The recipe saves no checkpoints (save_strategy): a run that is interrupted starts again.")
     return "\n".join(lines)
@@ -173,19 +172,21 @@ class Sweep:
         """The runs that failed."""
         failed = []
         began = time.monotonic()
+        total = len(self.runs)
         handlers = {number: signal.signal(number, self._stop) for number in _STOPS}
         try:
-            for done, run in enumerate(self.runs):
-                code = self._train(run, f"[{done + 1}/{len(self.runs)} {run.name}]")
+            for number, run in enumerate(self.runs, 1):
+                prefix = f"[{number}/{total} {run.name}]"
+                code = self._train(run, prefix)
                 if self.stopped or code == STOPPED:
                     self.stopped = True
                     break
                 if code:
                     failed.append(run)
-                    print(f"[{done + 1}/{len(self.runs)} {run.name}] failed with exit code {code}", flush=True)
-                left = (time.monotonic() - began) / (done + 1) * (len(self.runs) - done - 1)
-                if done + 1 < len(self.runs):
-                    print(f"{done + 1} of {len(self.runs)} runs done, about {left / 60:.0f} min left", flush=True)
+                    print(f"{prefix} failed with exit code {code}", flush=True)
+                if number < total:
+                    left = (time.monotonic() - began) / number * (total - number)
+                    print(f"{number} of {total} runs done, about {left / 60:.0f} min left", flush=True)
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -197,13 +198,9 @@ class Sweep:
         command = [*self.command, *run.argv]
         print(f"{prefix} {shlex.join(command)}", flush=True)
         # In a session of its own: a terminal's Ctrl-C would kill it before it could save.
-        with (
-            log.open("a") as file,
-            subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                start_new_session=True,
-            ) as process,
-        ):  # fmt: skip
+        options: Any = {"text": True, "errors": "replace", "start_new_session": True}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with log.open("a") as file, subprocess.Popen(command, **pipes, **options) as process:
             self._process = process
             # A signal may have come while the process was being started.
             if self.stopped:

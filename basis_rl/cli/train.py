@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,8 @@ def main(argv: Sequence[str]) -> int:
     notes(recipe.notes)
     try:
         place = recipe.args.output_dir
-        with ExitStack() as stack:
-            stack.enter_context(naming_a_full_disk(place, only_writes=False))
-            stack.enter_context(naming_lost_peers())
-            stack.enter_context(held(place))
-            return train(recipe, stack.enter_context(own_server(recipe)))
+        with naming_a_full_disk(place, only_writes=False), naming_lost_peers(), held(place), own_server(recipe) as own:
+            return train(recipe, own)
     except ServerError as error:
         return fail(error, LOST)
     except errors.DiskFull as error:
@@ -59,9 +56,8 @@ def own_server(recipe: Recipe) -> AbstractContextManager[Server | None]:
     Raises:
         ValueError: the recipe does not use it.
     """
-    run = recipe.run
     args = recipe.args
-    if not run.serve:
+    if not recipe.run.serve:
         return nullcontext()
     if not args.use_vllm or args.vllm_mode != "server" or args.vllm_server_base_url:
         raise ValueError(

@@ -178,9 +178,8 @@ class Job:
             for url in urls:
                 sources.check_served(url, name)
             ends = sources.ends_of(name, self.config, self.tokenizer, self.recipe.model.model_revision)
-            timeout = args.vllm_request_timeout
-            patience = args.vllm_recovery_timeout
-            yield ServerSource(urls, self.config, self.tokenizer, ends, timeout=timeout, patience=patience)
+            waits = {"timeout": args.vllm_request_timeout, "patience": args.vllm_recovery_timeout}
+            yield ServerSource(urls, self.config, self.tokenizer, ends, **waits)
 
 
 def _provenance(folder: Path) -> dict[str, Any]:

@@ -125,11 +125,12 @@ class Evaluation:
 
     def _grade(self, index: int, completions: Sequence[Completion], reward: Any) -> list[GradedRollout]:
         row = self.problems.dataset[index]
+        n = len(completions)
         texts = [completion.text for completion in completions]
-        scores = call(reward, [row] * len(texts), [(each.text, each.token_ids) for each in completions])
+        scores = call(reward, [row] * n, [(each.text, each.token_ids) for each in completions])
         full = (getattr(reward, "reward_range", None) or (0.0, 1.0))[1]
-        answers = reward.answers(texts, [row["prompt"]] * len(texts)) if hasattr(reward, "answers") else texts
-        plain = reward.plain(texts, [row["solution"]] * len(texts)) if hasattr(reward, "plain") else [None] * len(texts)
+        answers = reward.answers(texts, [row["prompt"]] * n) if hasattr(reward, "answers") else texts
+        plain = reward.plain(texts, [row["solution"]] * n) if hasattr(reward, "plain") else [None] * n
         graded = zip(completions, answers, scores, plain, strict=True)
         return [
             GradedRollout(

@@ -175,8 +175,7 @@ def _digest(path: Path, size: int, changed: int) -> str:
 def checkpoints(output_dir: str | Path) -> list[Path]:
     """The folders ``checkpoint-N`` of a run, complete or not, by N."""
     found = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-    numbered = [path for path in found if path.name.rpartition("-")[2].isdigit() and path.is_dir()]
-    return sorted(numbered, key=_number)
+    return sorted((path for path in found if path.name.rpartition("-")[2].isdigit() and path.is_dir()), key=_number)
 
 
 def newest(output_dir: str | Path) -> Path | None:

@@ -54,6 +54,7 @@ class ProgressLines(TrainerCallback):
         self._plot = plot
         self._began = time.perf_counter()
         self._first_step = 0
+        # Printed so far.
         self._lines = 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:

@@ -85,6 +85,7 @@ def _take(folder: Path) -> tuple[bool, dict[str, Any]]:
         )
     run = _owner(os.read(descriptor, 4096)).get("run", uuid.uuid4().hex)
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    # All resumes of a run have its name; the start tells this one from a file that an earlier one has left.
     owner |= {"run": run, "start": uuid.uuid4().hex}
     try:
         os.ftruncate(descriptor, 0)
