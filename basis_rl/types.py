@@ -38,8 +38,8 @@ class RolloutBatch:
         action_mask: ``(N, T)`` bool, tokens that the policy sampled (no padding, no tool output).
         energies: ``(N, T)`` float32, ``w_t = 1 - 2 pi(y_t) + sum_v pi(v)^2``; only if the baseline asks.
         kl: ``(N, T)`` float32, KL penalty of each token, coefficient included; None unless KL is placed in the reward.
-        rollout_weights: ``(N, T)`` float32, ``pi_theta / pi_behaviour`` by which the loss multiplies: of the token or
-            the rollout, truncated or 0 if masked, as ``vllm_importance_sampling_mode`` says; only if the baseline asks.
+        rollout_weights: ``(N, T)`` float32, factors of the loss, ``pi_theta / pi_behaviour`` of token or rollout as
+            ``vllm_importance_sampling_mode`` says, truncated, or 0 if masked; only if the baseline asks.
         log_probs: ``(N, T)`` float32, log-probabilities of the sampled tokens under the policy that sampled them, at
             the run's temperature; only if the baseline asks.
         values: ``(N, T)`` float32, what the baseline's module predicts before each token; only if the baseline asks.

@@ -110,7 +110,7 @@ def fail(message: object, code: int = 2) -> int:
 
 
 def report(error: Exception) -> int:
-    """Answer an error in what was asked for: the message alone, or with BASIS_RL_DEBUG=1 the traceback."""
+    """Print only the message of an error that the input caused; with BASIS_RL_DEBUG=1 raise it, for the traceback."""
     if os.environ.get("BASIS_RL_DEBUG"):
         raise error
     return fail(error)

@@ -265,13 +265,11 @@ def plan(
     budget: int | None = None,
     num_generations: int | None = None,
 ) -> list[Planned]:
-    """The runs, seed by seed and each with all baselines. All of them draw the same number of rollouts.
-
-    A launcher's processes are those of `several`, within which this is called.
+    """The runs, seed by seed and each with all baselines. All of them draw the same number of rollouts. It is called
+    within `several`, which knows the launcher's processes.
 
     - A baseline that needs a group, where the recipe has one rollout per prompt, gets `num_generations` of them
-      (default 8): as many rollouts per batch, of fewer prompts. The others keep one. Evaluation stays as the recipe
-      has it.
+      (default 8): as many rollouts per batch, of fewer prompts. The others keep one. Evaluation does not change.
     - Parameters of the recipe's ``baseline_kwargs`` that another baseline does not have are left out.
     - ``max_steps`` follows from the number of rollouts, in which the greedy ones of `remax` count.
 

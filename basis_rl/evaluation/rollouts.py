@@ -97,7 +97,7 @@ class RolloutFile:
             yield
 
     def append(self, rollouts: Sequence[GradedRollout]) -> None:
-        """Write the rollouts of one problem and see them on disk."""
+        """Append the rollouts of one problem; they are on the disk when this returns."""
         with self.path.open("a") as file:
             file.write("".join(row.line() for row in rollouts))
             file.flush()

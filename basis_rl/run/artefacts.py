@@ -61,7 +61,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects in a file of lines, ``.gz`` or plain; one that was cut off, or is being written, is ignored."""
     opened: Any = gzip.open if path.suffix == ".gz" else open
     with suppress(FileNotFoundError, gzip.BadGzipFile, EOFError, zlib.error), opened(path, "rb") as file:
-        # A few bytes may unpack to one endless line.
+        # A bound, because a few bytes may unpack to one endless line.
         while line := file.readline(_LONGEST_LINE):
             with suppress(ValueError, RecursionError):
                 found = json.loads(line)
@@ -86,7 +86,7 @@ def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def lock(file: int, *, wait: bool) -> bool:
-    """Whether the open file (a descriptor) is ours now; True as well where the file system has no locks."""
+    """Lock an open file (a descriptor). Returns whether it is ours now; also True where the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A disk that is full: named as such, with what a checkpoint needs."""
+"""Errors that a full disk causes, reported as such, and how much space a checkpoint needs."""
 
 from __future__ import annotations
 
