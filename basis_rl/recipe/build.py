@@ -108,7 +108,7 @@ def load_by_name(name: str, revision: str | None, trust_remote_code: bool) -> tu
 def load_training_data(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, rewards: Sequence[Any] | None = None, *, held_out: bool = False
 ) -> Dataset:
-    """The recipe's problems, as messages if the tokenizer has a chat template; `rewards` are built if none are given."""
+    """The recipe's problems, as messages if the tokenizer has a chat template; `rewards` are built if not given."""
     data = recipe.data
     column = recipe.args.difficulty_column
     if held_out and data.dataset_test_split:

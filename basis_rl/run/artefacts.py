@@ -86,7 +86,7 @@ def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def lock(file: int, *, wait: bool) -> bool:
-    """Lock an open file (a descriptor). Returns whether it is ours now; also True where the file system has no locks."""
+    """Lock an open file (a descriptor). Returns whether it is ours now; True where the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:

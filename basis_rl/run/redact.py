@@ -1,4 +1,4 @@
-"""Removes secrets from what is saved and shown to others: known by the names of their keys, or by what they look like."""
+"""Removes secrets from what is saved and shown to others: known by the names of their keys, or by their form."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SHAPES = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
-# A text without any of these matches none of `_SHAPES`. Most rollouts have none, and this takes a hundredth of the time.
+# A text without any of these matches none of `_SHAPES`. Most rollouts have none, and this is a hundred times faster.
 _MARKS = (
     *("hf_", "api_org_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "sk-", "sk_", "pk-", "pk_"),
     *("rk-", "rk_", "xox", "AKIA", "ASIA", "AIza", "ya29.", "npm_", "pypi-", "dop_v1_", "wandb_v1_", "nvapi-", "r8_"),
