@@ -276,8 +276,6 @@ def hub(args: BasisConfig, warn: Warn) -> str:
     owner = full.split("/")[0]
     if owner not in [me, *groups]:
         member = f", member of {', '.join(groups)}" if groups else ""
-        raise ValueError(
-            f"hub_model_id: '{name}' belongs to '{owner}', but the token belongs to {me}{member}. Use one of these "
-            "names, or another token."
-        )
+        mine = f"the token belongs to {me}{member}"
+        raise ValueError(f"hub_model_id: '{name}' belongs to '{owner}', but {mine}. Change the name or the token.")
     return f"The model will be pushed to '{full}', as {me}."

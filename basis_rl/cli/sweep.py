@@ -414,9 +414,7 @@ def _batch(recipe: Recipe, kind: type[Baseline] | None) -> tuple[int, float]:
 
 def _total(base: Recipe, kind: type[Baseline] | None) -> int:
     if base.args.max_steps <= 0:
-        raise ValueError(
-            "The recipe counts epochs, in which one rollout per prompt and several are not as many rollouts. Give "
-            "--budget ROLLOUTS, or max_steps in the recipe."
-        )
+        # One epoch with one rollout per prompt and with several is not the same number of rollouts.
+        raise ValueError("The recipe counts epochs instead of rollouts. Give --budget ROLLOUTS, or set max_steps.")
     rollouts, updates = _batch(base, kind)
     return math.ceil(base.args.max_steps / updates) * rollouts

@@ -73,10 +73,8 @@ def own_server(recipe: Recipe) -> AbstractContextManager[Server | None]:
     if not recipe.run.serve:
         return nullcontext()
     if not args.use_vllm or args.vllm_mode != "server" or args.vllm_server_base_url:
-        raise ValueError(
-            "serve: true starts a vLLM server of its own and generates with it: leave out use_vllm: false, vllm_mode: "
-            "colocate and vllm_server_base_url."
-        )
+        with_it = "use_vllm: false, vllm_mode: colocate and vllm_server_base_url"
+        raise ValueError(f"serve: true starts its own vLLM server and generates with it: leave out {with_it}.")
     args.vllm_server_base_url = f"http://127.0.0.1:{args.vllm_server_port}"
     if args.process_index != 0:
         return nullcontext()

@@ -62,10 +62,8 @@ class Evaluation:
         chat_template_kwargs: dict[str, Any],
     ) -> None:
         if sampling.temperature == 0 and num_rollouts > 1:
-            raise ValueError(
-                f"{problems.name}: at temperature 0 all {num_rollouts} rollouts of a problem would be the same. Set "
-                "--temperature, or --num_rollouts 1."
-            )
+            same = f"at temperature 0 all {num_rollouts} rollouts of a problem would be the same"
+            raise ValueError(f"{problems.name}: {same}. Set --temperature, or --num_rollouts 1.")
         self.problems = problems
         self.sampling = sampling
         self.num_rollouts = num_rollouts

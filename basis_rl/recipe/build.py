@@ -41,10 +41,8 @@ def build_rewards(recipe: Recipe) -> list[Any]:
     names = recipe.run.reward_funcs
     weights = recipe.args.reward_weights
     if weights is not None and len(weights) != len(names):
-        raise ValueError(
-            f"reward_weights has {len(weights)} entries for the {len(names)} reward_funcs {', '.join(names)}: give one "
-            "for each, in their order, or leave it out."
-        )
+        funcs = f"the {len(names)} reward_funcs {', '.join(names)}"
+        raise ValueError(f"reward_weights has {len(weights)} entries for {funcs}: give one for each, in their order.")
     params = split_params(names, recipe.run.reward_kwargs or {})
     known: dict[str, Any] = {"max_completion_length": recipe.args.max_completion_length}
     return [

@@ -164,10 +164,7 @@ def read_run(folder: Path) -> Run:
     # Rows without a number of rollouts have no place on the axis that runs are compared on.
     rows = [row for row in rows if row.get("num_rollouts", -1) >= 0]
     if not rows or rows[-1]["num_rollouts"] == 0:
-        raise ValueError(
-            f"The log of '{folder}' has no `num_rollouts`, so the run cannot be compared: another trainer or an older "
-            "basis-rl wrote it. Train it again."
-        )
+        raise ValueError(f"The log of '{folder}' has no `num_rollouts`: another trainer wrote it. Train the run again.")
     for row in rows:
         if "advantages/zero" in row:
             row[EFFECTIVE] = 1.0 - row["advantages/zero"]
