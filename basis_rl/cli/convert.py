@@ -154,9 +154,8 @@ def convert_checkpoint(folder: Path, problems: IdMap | None) -> None:
         before = [problems.old[name] for name in names]
         if content.get("dataset") not in (None, dataset_identity(before), dataset_identity(names)):
             raise ValueError(
-                f"The checkpoint '{folder}' was trained on other problems than those of the recipe: on another data "
-                "set, or only on the first of several rows with one text and different golds. Start a new run from its "
-                "model."
+                f"The checkpoint '{folder}' was trained on other problems than those of the recipe, or only on the "
+                "first of several rows with one text and different golds. Start a new run from its model."
             )
         content["dataset"] = content.get("dataset") and dataset_identity(names)
         parameters = build_recipe_baseline(problems.recipe.run).parameters

@@ -187,8 +187,7 @@ def refuse_push(name: str, error: BaseException) -> None:
     if is_refusal(error) and not isinstance(error, errors.OfflineModeIsEnabled):
         raise ValueError(
             f"push_to_hub: the Hub refuses '{name}': {one_line(error)}\nLog in (`hf auth login`, or HF_TOKEN) with a "
-            "token that may write there, fix hub_model_id, or set push_to_hub: false and push when the run is over: "
-            "`basis-rl push OUTPUT_DIR OWNER/NAME`."
+            "token that may write there, fix hub_model_id, or push later: `basis-rl push OUTPUT_DIR OWNER/NAME`."
         ) from error
 
 

@@ -50,8 +50,7 @@ def held(output_dir: str | Path) -> Iterator[str]:
         if missing := sorted({host for host in blind if host is not None}):
             raise ValueError(
                 f"output_dir '{folder}' on {owner['host']}, the machine of the first rank, is not the folder of this "
-                f"name on {', '.join(missing)}. All machines have to share it, since each rank writes its part of a "
-                "checkpoint there: put it on a network file system."
+                f"name on {', '.join(missing)}. Put it on a network file system: all ranks write into it."
             )
         yield str(owner["run"])
     except Exception:
@@ -79,9 +78,8 @@ def _take(folder: Path) -> tuple[bool, dict[str, Any]]:
         os.close(descriptor)
         who = f": process {owner.get('pid')} on {owner.get('host')}, since {owner.get('since')}" if owner else ""
         raise ValueError(
-            f"'{folder}' is the output_dir of a run that is still going on{who}. Two runs in one folder destroy "
-            "each other's checkpoints: wait for it, end it (`kill PID`: it writes a checkpoint), or take another "
-            "output_dir."
+            f"'{folder}' is the output_dir of a run that is still going on{who}. Wait for it, end it (`kill PID`: it "
+            "writes a checkpoint), or take another output_dir."
         )
     run = _owner(os.read(descriptor, 4096)).get("run", uuid.uuid4().hex)
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
