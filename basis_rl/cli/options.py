@@ -9,6 +9,7 @@ import socket
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import getdoc
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -153,11 +154,7 @@ def check_parser(add: Add) -> None:
     own.
     """
     add("--accelerate_config", help="A configuration of accelerate: a file, or the name of a shipped one (zero3).")
-    add(
-        "--world_size",
-        type=int,
-        help="The number of processes. The default is that of the configuration or the environment.",
-    )
+    add("--world_size", type=int, help="The number of processes. By default that of the configuration or environment.")
     add("--gpu_memory", type=float, help="The memory of a GPU in GiB. The default is that of this machine's first.")
     add("--strict", action="store_true", help="Warnings also give exit code 2.")
     add(
@@ -200,16 +197,8 @@ def sweep_parser(add: Add) -> None:
     add("--baselines", nargs="+", required=True, help="The baselines, as NAME[:KEY=VALUE]..., with commas or blanks.")
     add("--seeds", nargs="+", default=["0"], help="The seeds: 0,1,2. The default is 0.")
     add("--budget", type=float, help="Rollouts per run. The default is that of the recipe.")
-    add(
-        "--num_generations",
-        help="Rollouts per prompt. If the recipe has one, only baselines that need a group take this number (8 by "
-        "default).",
-    )
-    add(
-        "--output_dir",
-        type=Path,
-        help="The folder of the runs. The default is the recipe's output_dir with -sweep behind it.",
-    )
+    add("--num_generations", help="Rollouts per prompt. If the recipe has 1, only for baselines that need several (8).")
+    add("--output_dir", type=Path, help="The folder of the runs. By default the recipe's output_dir with -sweep added.")
     add("--launcher", default="", help='What starts a run, such as "accelerate launch --config_file FILE".')
 
 
@@ -235,12 +224,8 @@ def rollouts_parser(add: Add) -> None:
     add("--reward_below", type=float, metavar="X", help="Rewards of at most X.")
     add("--reward_above", type=float, metavar="X", help="Rewards of at least X.")
     add("--prompt", default="", metavar="TEXT", help="Part of the prompt, or its prompt_id.")
-    add(
-        "--sort",
-        default="step",
-        choices=("step", "reward", "advantage", "length"),
-        help="The largest first; advantages by their size. The default is step.",
-    )
+    orders = ("step", "reward", "advantage", "length")
+    add("--sort", default="step", choices=orders, help="The largest first, advantages by their size. Default: step.")
     add("--limit", type=int, help="Shows at most this many. The default is 20, and 500 with --page.")
     add("--page", type=Path, metavar="FILE.html", help="Writes a page for a browser instead.")
 
@@ -269,11 +254,7 @@ def convert_parser(add: Add) -> None:
     """
     add("folder", type=Path, help="A table, codebook, checkpoint, evaluation, or the output_dir of a run.")
     add("recipe", nargs="?", help="The recipe that it was made with. The default is FOLDER's own.")
-    add(
-        "--own_ids",
-        action="store_true",
-        help="In place of a recipe: the data set has its own column prompt_id, so the ids stay as they are.",
-    )
+    add("--own_ids", action="store_true", help="In place of a recipe, if the data set has its own column prompt_id.")
 
 
 @_command
@@ -282,11 +263,7 @@ def serve_parser(add: Add) -> None:
     SIGTERM. Unknown options are passed to vLLM: --tensor-parallel-size 4, --gpu-memory-utilization 0.9.
     """
     add("model", help="A Hub id or a folder.")
-    add(
-        "--host",
-        default="127.0.0.1",
-        help="The address to listen on. Whoever reaches it can change the weights: keep to private networks.",
-    )
+    add("--host", default="127.0.0.1", help="The address. Keep it private: who reaches it can change the weights.")
     add("--port", type=int, default=8000, help="The port. The default is 8000.")
     add("--dtype", default="auto", help="The precision of the weights, which is that of the training.")
     add("--max-model-len", type=int, default=None, help="Length of prompt and rollout together, in tokens.")
@@ -346,13 +323,9 @@ def _described(key: Key, *, brief: bool) -> str:
     text = key.help.split(". ")[0].rstrip(".") + "." if brief else key.help
     shown = repr(key.default) if "\n" in key.default else key.default
     default = "" if key.default in ("null", "") else f", default {shown}"
-    head = textwrap.fill(
-        f"--{key.name} ({key.type.removesuffix(' | None')}{default})",
-        _width(),
-        initial_indent=" " * 2,
-        subsequent_indent=" " * 6,
-    )
-    return f"{head}\n{textwrap.fill(text, _width(), initial_indent=' ' * 6, subsequent_indent=' ' * 6)}"
+    fill = partial(textwrap.fill, width=_width(), subsequent_indent=" " * 6)
+    head = fill(f"--{key.name} ({key.type.removesuffix(' | None')}{default})", initial_indent="  ")
+    return f"{head}\n{fill(text, initial_indent=' ' * 6)}"
 
 
 def _width() -> int:
