@@ -28,9 +28,7 @@ class EvalArguments(DataArguments):
     backend: str = option("transformers", "transformers (in this process) or vllm.")
     vllm_urls: list[str] | None = option(None, "The URLs of running servers. By default one is started, and stopped.")
     vllm_args: str = option("", "Further arguments of vLLM for the server that is started.")
-    request_timeout: float | None = option(
-        None, "The seconds that vLLM may take for all rollouts of a problem. The default follows from their length."
-    )
+    request_timeout: float | None = option(None, "Seconds for all rollouts of a problem. By default by their length.")
     num_rollouts: int | None = option(None, "The number of rollouts per problem. The default is the benchmark's.")
     temperature: float | None = option(None, "The default is that of the benchmark. 0 is greedy.")
     top_p: float | None = option(None, "The default is that of the benchmark, and 1 where temperature is given.")

@@ -158,11 +158,8 @@ def _warn_of_overlap(dataset: Dataset, evaluated: Dataset | dict[str, Dataset] |
 
 def model_init_kwargs(recipe: Recipe) -> dict[str, Any]:
     """The arguments of `from_pretrained` for the model."""
-    given = {
-        "revision": recipe.model.model_revision,
-        "attn_implementation": recipe.model.attn_implementation,
-        "dtype": recipe.model.dtype,
-    }
+    model = recipe.model
+    given = {"revision": model.model_revision, "attn_implementation": model.attn_implementation, "dtype": model.dtype}
     extra = recipe.args.model_init_kwargs
     return {**given, **(json.loads(extra) if isinstance(extra, str) else extra or {})}
 
