@@ -40,6 +40,7 @@ class Benchmark:
 
 # Small sets: the mean of many rollouts. These settings are the ones most models publish their figures with.
 SAMPLED: Mapping[str, Any] = {"num_rollouts": 32, "temperature": 0.6, "top_p": 0.95}
+# Columns by which results are broken down where a benchmark names none.
 _LEVELS = ("level", "difficulty", "subfield")
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -47,9 +48,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "aime25": Benchmark({"dataset_name": "math-ai/aime25", "dataset_train_split": "test"}, **SAMPLED),
     "amc23": Benchmark({"dataset_name": "math-ai/amc23", "dataset_train_split": "test"}, **SAMPLED),
     "hmmt25": Benchmark({"dataset_name": "MathArena/hmmt_feb_2025"}, **SAMPLED),
-    "math500": Benchmark(
-        {"dataset_name": "HuggingFaceH4/MATH-500", "dataset_train_split": "test"}, level_column="level"
-    ),
+    "math500": Benchmark({"dataset_name": "HuggingFaceH4/MATH-500", "dataset_train_split": "test"}),
     "minerva": Benchmark(
         {"dataset_name": "math-ai/minervamath", "dataset_train_split": "test"},
         gold=(
