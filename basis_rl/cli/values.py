@@ -72,7 +72,7 @@ class Job:
         output = Path(named or f"{args.output_dir}-values")
         KIND.check_destination(output)
         if run.values_serve and run.values_servers:
-            raise ValueError("--values_serve starts a server, --values_servers names some that run: set one of them.")
+            raise ValueError("--values_serve starts a server, --values_servers names running ones: set one of the two.")
         self.recipe = recipe
         self.output = output
         self.shard = _shard(run.values_shard)
