@@ -132,7 +132,7 @@ def measure(argv: Sequence[str], steps: int, *, baseline_missing: bool) -> str:
     return (
         f"One optimizer step takes about {step:.3g} s on this machine: {parts}. {steps} steps take "
         f"{clock(step * steps)} (hours, minutes, seconds), without {', '.join(left_out)}. Measured on one generation "
-        "batch and two of its micro-batches before the model has learnt anything: longer rollouts take longer."
+        "batch and two of its micro-batches before any training: longer rollouts take longer."
     )
 
 

@@ -137,7 +137,7 @@ def convert_artefact(folder: Path, kind: Kind, problems: IdMap | None) -> None:
 
 
 def convert_checkpoint(folder: Path, problems: IdMap | None) -> None:
-    """Rename the prompts in the states of a checkpoint: beliefs, draws, batches that are not learnt from yet.
+    """Rename the prompts in the states of a checkpoint: beliefs, draws, batches that are still to be trained on.
 
     Raises:
         ValueError: it is damaged, or was trained on other problems, or the data set has rows with one text and other

@@ -115,7 +115,7 @@ def overview(runs: Sequence[Planned], waiting: Sequence[Planned]) -> str:
 
 
 def has_finished(run: Planned) -> bool:
-    """Whether its folder holds this very run, trained to the end.
+    """Whether its folder holds this run, with the same settings, trained to the end.
 
     Raises:
         ValueError: the folder holds a run of other settings.

@@ -25,9 +25,7 @@ class RunArguments:
     prompt_sampler: str = option(
         "uniform", f"How prompts are chosen: {', '.join(SAMPLERS)}, or module:Class for a sampler of your own."
     )
-    prompt_sampler_kwargs: dict[str, Any] | None = option(
-        None, "The prompt sampler's parameters: {correct: true}."
-    )
+    prompt_sampler_kwargs: dict[str, Any] | None = option(None, "The prompt sampler's parameters: {correct: true}.")
     reward_funcs: list[str] = option(
         None,
         f"The reward functions: any of {', '.join(REWARDS)}; a function of your own in TRL's form "
@@ -40,9 +38,7 @@ class RunArguments:
         "The parameters of the reward functions, as a mapping by their names: {format: {form: box}, overlong: {cache: "
         "4096}}. With a single reward function its parameters may stand alone: {timeout: 5}.",
     )
-    tools: list[str] | None = option(
-        None, "The tools that the model may call: python, calculator, your module:name."
-    )
+    tools: list[str] | None = option(None, "The tools that the model may call: python, calculator, your module:name.")
     tool_kwargs: dict[str, Any] | None = option(None, "The parameters of the tools by name: {python: {timeout: 5}}.")
     serve: bool = option(
         False,

@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 
 class KeptRollouts:
-    """Collects the rollouts of the step at hand, and writes them as one file when it has ended, without secrets.
+    """Collects the rollouts of the current step, and writes them as one file at its end, without secrets.
 
     Args:
         output_dir: of the run.
@@ -58,7 +58,7 @@ class KeptRollouts:
                 self._sizes[path] = path.stat().st_size
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Take in rollouts of the step at hand."""
+        """Add rollouts of the current step."""
         self._rows += map(dict, rows)
 
     def write(self, step: int) -> None:
