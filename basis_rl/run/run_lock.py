@@ -114,7 +114,7 @@ def check_place(output_dir: str | Path) -> None:
     folder = Path(output_dir).absolute()
     if folder in _held and not (folder.exists() and os.path.samestat(folder.stat(), _held[folder][2])):
         raise FolderLost(
-            f"'{folder}' was removed or renamed during the run, with what the run had written. If it is "
+            f"'{folder}' was removed or renamed while the run was going on, with what the run had written. If it is "
             "elsewhere, resume it there with resume_from_checkpoint: auto; else start again."
         )
 
@@ -174,7 +174,8 @@ def break_abandoned_locks(root: Path | None = None, patience: float = 300.0) -> 
 
     torch takes a lock by creating a file, which it holds open; the next process waits silently until the file is gone,
     however long. A process that is killed meanwhile leaves it, and every later run hangs at its start. So a lock that
-    no process of this machine has open, and that is older than `patience` seconds, counts as abandoned; a younger one is waited for, since the folder may be shared with a machine that is compiling.
+    no process of this machine has open, and that is older than `patience` seconds, counts as abandoned. A younger one
+    is waited for, since the folder may be shared with a machine that is compiling.
 
     Args:
         root: where extensions are compiled; default as in torch (``TORCH_EXTENSIONS_DIR``, else the user's cache).
