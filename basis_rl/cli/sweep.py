@@ -198,9 +198,8 @@ class Sweep:
         command = [*self.command, *run.argv]
         print(f"{prefix} {shlex.join(command)}", flush=True)
         # In a session of its own: a terminal's Ctrl-C would kill it before it could save.
-        options: Any = {"text": True, "errors": "replace", "start_new_session": True}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        with log.open("a") as file, subprocess.Popen(command, **pipes, **options) as process:
+        options: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+        with log.open("a") as file, subprocess.Popen(command, start_new_session=True, **options) as process:
             self._process = process
             # A signal may have come while the process was being started.
             if self.stopped:
@@ -305,8 +304,8 @@ def plan(
             arguments += ["--resume_from_checkpoint", "auto"]
             # With one repository, each run would overwrite the one before.
             if base.args.push_to_hub and base.args.hub_model_id:
-                own = re.sub(r"[^A-Za-z0-9._-]+", "-", folder)
-                arguments += ["--hub_model_id", f"{base.args.hub_model_id}-{own}"]
+                suffix = re.sub(r"[^A-Za-z0-9._-]+", "-", folder)
+                arguments += ["--hub_model_id", f"{base.args.hub_model_id}-{suffix}"]
             planned.append(Planned(folder, arguments, parse_recipe(arguments), notes))
     return planned
 
