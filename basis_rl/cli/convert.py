@@ -87,12 +87,7 @@ class IdMap:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        bare: dict[str, Any] = {
-            "prompt_template": None,
-            "system_prompt": None,
-            "test_fraction": 0.0,
-            "max_train_samples": None,
-        }
+        bare: Any = {"prompt_template": None, "system_prompt": None, "test_fraction": 0.0, "max_train_samples": None}
         rows = _rows(replace(recipe, data=replace(recipe.data, **bare)))
         strip = recipe.data.strip_instructions
         texts = {row["prompt_id"]: bare_problem(row["prompt"], strip_instructions=strip) for row in rows}
