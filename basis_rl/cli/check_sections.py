@@ -225,7 +225,8 @@ def server(recipe: Recipe, footprint: Footprint, warn: Warn) -> str:
             f"`basis-rl serve {quote(model)}`."
         )
         return f"vLLM generates the rollouts, at {url}, where no server answers at present.{need}"
-    if not any(_same(model, name) for name in served.names):
+    # The server may name the same folder in another way.
+    if Path(model).resolve() not in {Path(name).resolve() for name in served.names}:
         warn(f"The vLLM server at {url} serves {', '.join(served.names)}, but the recipe trains {model}.")
     if served.max_model_len is not None and served.max_model_len < length:
         warn(
@@ -237,12 +238,6 @@ def server(recipe: Recipe, footprint: Footprint, warn: Warn) -> str:
         f"vLLM generates the rollouts, at {url}. The server is healthy, serves {' = '.join(served.names)} and accepts "
         f"up to {served.max_model_len} tokens; {length} are needed.{need}"
     )
-
-
-def _same(model: str, name: str) -> bool:
-    folder = Path(model)
-    other = Path(name)
-    return model == name or (folder.exists() and other.exists() and folder.samefile(other))
 
 
 def extras(args: BasisConfig, launch: Launch, warn: Warn) -> None:
