@@ -8,11 +8,11 @@ from typing import NoReturn
 
 
 def leave(code: int) -> NoReturn:
-    """End this process as it is, the interpreter not torn down.
+    """End this process at once, without tearing the interpreter down.
 
-    For a rank: a worker thread of gloo can still hold the tensors of the last collective. Freed while the interpreter
-    is torn down, they end the rank by SIGABRT (pytorch issue 190489), and its launcher then ends the others. A script
-    of one's own that runs on several CPU ranks may end by it too.
+    A worker thread of gloo can still hold the tensors of the last collective. Freed while the interpreter is torn down,
+    they end the rank by SIGABRT (pytorch issue 190489), and its launcher then ends the other ranks. Your own script may
+    end with this as well if it runs on several CPU ranks.
     """
     for stream in (sys.stdout, sys.stderr):
         # The launcher may be gone.
@@ -22,11 +22,11 @@ def leave(code: int) -> NoReturn:
 
 
 def run() -> int:
-    """`main`, at the end of which one of several ranks leaves, after all that other modules want done at exit."""
+    """Call `main`. One of several ranks then ends by `leave`, after the exit handlers of all other modules."""
     # The code that Python gives an uncaught exception.
     code = 1
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        # What is registered first is called last.
+        # Registered before the other modules are imported, because the first handler is called last.
         atexit.register(lambda: leave(code))
     from basis_rl.cli.main import main
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-# Of what keeps prompt ids on disk. Scheme 1, which is never written down, was the prompt's text alone.
+# How prompt ids are made; every file that holds some says by which scheme. Those that do not say are of scheme 1, in
+# which the id was made from the prompt's text alone.
 ID_SCHEME = 2
 
 
@@ -25,6 +26,7 @@ def prompt_id(prompt: str | Sequence[Mapping[str, Any]], columns: Mapping[str, A
     """
     text = prompt.strip() if isinstance(prompt, str) else written(prompt)
     read = written(columns or {})
+    # A row whose columns are all None must get the id of a row without columns.
     if read != "{}":
         text += f"\0{read}"
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
@@ -54,7 +56,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _as_text(value: Any) -> str:
-    """Pictures and arrays by their bytes, whose own text is shortened or an address."""
+    """Pictures and arrays by their bytes: as text they would be shortened, or have an address in memory."""
     return value.tobytes().hex() if hasattr(value, "tobytes") else str(value)
 
 

@@ -1,5 +1,4 @@
-"""Names that people give: options with their help, the nearest known name, the object behind a dotted path; and the
-names of our extras."""
+"""Names that users write: options with their help, the nearest known name, the object behind a dotted path, extras."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 # The largest file, in bytes, that `check_columns` reads.
 _READ = 64 << 20
 _Result = TypeVar("_Result")
-# Of files of rows, with the names that `datasets` has for them.
+# Endings of files of rows -> the names of their loaders in `datasets`.
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 # Module -> the extra of basis-rl that installs it.
@@ -50,16 +49,18 @@ def require_extra(module: str, what: str) -> None:
 
 
 class Mistakes:
-    """What is wrong, collected in order to say all of it at once."""
+    """Collects mistakes, to report all of them at once."""
 
     def __init__(self) -> None:
         self.found: list[ValueError] = []
 
     def tried(self, work: Callable[..., _Result | None], *args: Any, **kwargs: Any) -> _Result | None:
-        """What `work` returns; None if it raises a ValueError, or after a mistake anything that may follow from it."""
+        """What `work` returns. A ValueError is kept and gives None; once there is one, so do other errors, since
+        they may follow from it."""
         try:
             return work(*args, **kwargs)
         except ValueError as error:
+            # Two parts may find the same mistake.
             known = set(map(str, self.found))
             self.found += [each for each in getattr(error, "mistakes", [error]) if str(each) not in known]
         except Exception:
@@ -84,7 +85,7 @@ def check_file(name: str) -> None:
         raise ValueError(f"dataset_name: there is no file '{name}'.")
 
 
-# Keys, and what other libraries and users call them.
+# Keys, and the names that they have in other libraries.
 _ELSEWHERE = (
     "model_name_or_path: model model_name model_path base_model; dataset_name: data dataset train_file train_files; "
     "learning_rate: lr; per_device_train_batch_size: batch_size train_batch_size micro_batch_size; num_train_epochs: "
@@ -128,10 +129,8 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     """``" Did you mean 'x'?"`` for the known name that is meant or is nearest, or an empty string."""
     bare = str(name).lstrip("-")
     meant = str(name).replace(bare, MEANT.get(bare.lower().replace("-", "_"), bare))
-    if meant != str(name) and meant in known:
-        return f" Did you mean '{meant}'?"
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    return f" Did you mean '{near[0]}'?" if near else ""
+    likely = [meant] if meant != str(name) and meant in known else difflib.get_close_matches(str(name), known, n=1)
+    return f" Did you mean '{likely[0]}'?" if likely else ""
 
 
 def refuse_unknown(what: str, given: Collection[str], known: Collection[str]) -> None:
@@ -166,16 +165,14 @@ def import_object(name: str, what: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise ValueError(f"The {what} '{name}' cannot be imported: {error}") from error
     except (Exception, SystemExit) as error:
-        # The module is anybody's: it may raise anything, or not be Python.
+        # A user's module may raise anything, end the process, or not be Python.
         at = traceback.extract_tb(error.__traceback__)[-1]
-        where = (
-            "" if isinstance(error, SyntaxError) or at.filename == __file__ else f" ({at.filename}, line {at.lineno})"
-        )
+        elsewhere = not isinstance(error, SyntaxError) and at.filename != __file__
+        where = f" ({at.filename}, line {at.lineno})" if elsewhere else ""
         raise ValueError(f"The {what} '{name}' cannot be imported: {type(error).__name__}: {error}{where}") from error
 
 
 def option(default: Any, text: str, factory: Callable[[], Any] | None = None) -> Any:
     """A field of a dataclass that is an option of a command: its default (or what makes it), and its help."""
-    if factory is not None:
-        return field(default_factory=factory, metadata={"help": text})
-    return field(default=default, metadata={"help": text})
+    made: dict[str, Any] = {"default": default} if factory is None else {"default_factory": factory}
+    return field(**made, metadata={"help": text})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from numbers import Integral, Real
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -114,12 +115,10 @@ def _is_a(value: Any, annotation: Any) -> bool:
         return any(_is_a(value, each) for each in arguments)
     if origin is Literal:
         return isinstance(value, str)
-    # A list, in YAML.
-    if origin is tuple:
-        fits = isinstance(value, (list, tuple)) and len(value) == len(arguments)
-        return fits and all(map(_is_a, value, arguments))
-    if origin is Sequence:
-        return isinstance(value, (list, tuple)) and all(_is_a(each, arguments[0]) for each in value)
+    if origin in (tuple, Sequence):
+        # YAML has lists only.
+        is_list = isinstance(value, (list, tuple)) and (origin is Sequence or len(value) == len(arguments))
+        return is_list and all(map(_is_a, value, arguments if origin is tuple else repeat(arguments[0])))
     if origin is Mapping:
         return isinstance(value, Mapping) and all(_is_a(each, arguments[1]) for each in value.values())
     if annotation in (float, int):

@@ -25,7 +25,7 @@ _HARMFUL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\u
 
 
 def printable(text: str) -> str:
-    """Text in which what steers a terminal, turns the direction of writing or is no letter is shown by its number."""
+    """Replace characters that control a terminal, change the direction of writing or are invalid by their codes."""
     return _HARMFUL.sub(lambda found: f"\\x{ord(found[0]):02x}", text).expandtabs(4)
 
 

@@ -38,8 +38,8 @@ class RolloutBatch:
         action_mask: ``(N, T)`` bool, tokens that the policy sampled (no padding, no tool output).
         energies: ``(N, T)`` float32, ``w_t = 1 - 2 pi(y_t) + sum_v pi(v)^2``; only if the baseline asks.
         kl: ``(N, T)`` float32, KL penalty of each token, coefficient included; None unless KL is placed in the reward.
-        rollout_weights: ``(N, T)`` float32, ``pi_theta / pi_behaviour`` by which the loss multiplies: of the token or
-            the rollout, truncated or 0 if masked, as ``vllm_importance_sampling_mode`` says; only if the baseline asks.
+        rollout_weights: ``(N, T)`` float32, factors of the loss, ``pi_theta / pi_behaviour`` of token or rollout as
+            ``vllm_importance_sampling_mode`` says, truncated, or 0 if masked; only if the baseline asks.
         log_probs: ``(N, T)`` float32, log-probabilities of the sampled tokens under the policy that sampled them, at
             the run's temperature; only if the baseline asks.
         values: ``(N, T)`` float32, what the baseline's module predicts before each token; only if the baseline asks.
@@ -51,10 +51,10 @@ class RolloutBatch:
         step: index of the generation batch.
     """
 
-    rewards: Tensor
-    group_ids: Tensor
-    prompt_ids: list[str]
-    action_mask: Tensor
+    rewards: Tensor = field(metadata={"shape": "N"})
+    group_ids: Tensor = field(metadata={"shape": "N"})
+    prompt_ids: list[str] = field(metadata={"shape": "N"})
+    action_mask: Tensor = field(metadata={"shape": "NT"})
     energies: Tensor | None = _signal("NT")
     kl: Tensor | None = _signal("NT")
     rollout_weights: Tensor | None = _signal("NT")
@@ -67,17 +67,11 @@ class RolloutBatch:
     step: int = 0
 
     def __post_init__(self) -> None:
-        n = len(self.rewards)
-        assert self.rewards.ndim == 1, f"rewards must be (N,), got {tuple(self.rewards.shape)}"
-        assert self.group_ids.shape == (n,), f"group_ids must be ({n},), got {tuple(self.group_ids.shape)}"
-        assert len(self.prompt_ids) == n, f"{len(self.prompt_ids)} prompt_ids for {n} rewards"
-        assert self.action_mask.ndim == 2, f"action_mask must be (N, T), got {tuple(self.action_mask.shape)}"
-        assert len(self.action_mask) == n, f"action_mask has {len(self.action_mask)} rows, rewards {n}"
-        parts = self.reward_parts
         weights = self.reward_weights
-        assert (parts is None) == (weights is None), "reward_parts and reward_weights come together"
-        sizes = {"N": n, "T": self.action_mask.shape[1], "F": 0 if weights is None else len(weights)}
-        for name, shape in SIGNALS.items():
+        assert (self.reward_parts is None) == (weights is None), "reward_parts and reward_weights come together"
+        assert self.action_mask.ndim == 2, f"action_mask must be (N, T), got {tuple(self.action_mask.shape)}"
+        sizes = {"N": len(self.rewards), "T": self.action_mask.shape[1], "F": 0 if weights is None else len(weights)}
+        for name, shape in _SHAPES.items():
             value = getattr(self, name)
             if value is not None:
                 expected = tuple(sizes[letter] for letter in shape)
@@ -86,9 +80,8 @@ class RolloutBatch:
 
     def take(self, rows: Tensor, tokens: int | None = None) -> RolloutBatch:
         """The batch with the rows `rows` (indices, ``(M,)``), in that order, and the first `tokens` columns."""
-        shapes = {"rewards": "N", "group_ids": "N", "prompt_ids": "N", "action_mask": "NT", **SIGNALS}
         taken: dict[str, Any] = {}
-        for name, shape in shapes.items():
+        for name, shape in _SHAPES.items():
             value = getattr(self, name)
             if value is None or shape[0] != "N":
                 continue
@@ -100,7 +93,8 @@ class RolloutBatch:
 
 
 # Each optional signal of a batch, with its shape. A new one is a field here, and a row of the trainer that computes it.
-SIGNALS: dict[str, str] = {f.name: f.metadata["shape"] for f in fields(RolloutBatch) if f.metadata}
+SIGNALS: dict[str, str] = {f.name: f.metadata["shape"] for f in fields(RolloutBatch) if f.default is None}
+_SHAPES: dict[str, str] = {f.name: f.metadata["shape"] for f in fields(RolloutBatch) if f.metadata}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,12 +41,12 @@ def test_rows_of_a_batch_keep_all_that_belongs_to_them():
     ("changes", "message"),
     [
         ({"group_ids": torch.zeros(3)}, "group_ids must be"),
-        ({"prompt_ids": ["a"]}, "1 prompt_ids for 4 rewards"),
+        ({"prompt_ids": ["a"]}, r"prompt_ids must be \(4,\), got \(1,\)"),
         ({"prompt_texts": ["a"]}, "prompt_texts must be"),
         ({"energies": torch.zeros(4, 2)}, "energies must be"),
         ({"kl": torch.zeros(3, 3)}, "kl must be"),
         ({"greedy_rewards": torch.zeros(2)}, "greedy_rewards must be"),
-        ({"action_mask": torch.ones(3, 3).bool()}, "action_mask has 3 rows"),
+        ({"action_mask": torch.ones(3, 3).bool()}, "action_mask must be"),
     ],
 )
 def test_fields_of_another_shape_are_refused(changes, message):

@@ -123,7 +123,7 @@ def test_check(row, reward, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("basis_rl.recipe.build.build_rewards", lambda run: [reward])
     monkeypatch.setattr("basis_rl.estimate.report.free_bytes", lambda folder: 1 << 50)
     # The fast tests also run where vLLM is not installed.
-    monkeypatch.setattr("basis_rl.cli.check_site.missing_extra", lambda module, what: None)
+    monkeypatch.setattr("basis_rl.cli.check_sections.missing_extra", lambda module, what: None)
     if name_of(row).startswith("reinforce-pp-tir"):
         assert merge(tmp_path / "runs" / "papers" / "orz_dapo.jsonl") == 1040
     _, (name, *overrides) = row
@@ -149,7 +149,7 @@ def test_gsm8k_checks_by_its_own_command(path, reward, capsys, monkeypatch, tmp_
     monkeypatch.setattr("basis_rl.recipe.build.build_rewards", lambda run: [reward])
     monkeypatch.setattr("basis_rl.estimate.report.free_bytes", lambda folder: 1 << 50)
     # The fast tests also run where vLLM is not installed.
-    monkeypatch.setattr("basis_rl.cli.check_site.missing_extra", lambda module, what: None)
+    monkeypatch.setattr("basis_rl.cli.check_sections.missing_extra", lambda module, what: None)
     (command,) = re.findall(r"^# +basis-rl (check .*)", path.read_text(), re.M)
     assert main(shlex.split(command)) == 0
     said = capsys.readouterr().out

@@ -14,7 +14,8 @@ from typing import Any
 from datasets import Dataset
 
 from basis_rl.baselines import NoBaseline
-from basis_rl.cli import check_measure, check_rollouts, check_run, check_site
+from basis_rl.cli import check_model
+from basis_rl.cli import check_sections as sections
 from basis_rl.cli.main import notes, report
 from basis_rl.cli.options import check_parser
 from basis_rl.conformance import BaselineError, ObjectiveError, SamplerError
@@ -23,10 +24,9 @@ from basis_rl.estimate.footprint import planned, read_launch
 from basis_rl.estimate.memory import Launch
 from basis_rl.estimate.report import Footprint, Warn, arithmetic, disk, memory, optimizer_steps
 from basis_rl.names import Mistakes
-from basis_rl.recipe.build import load_config_and_tokenizer, load_eval_data, load_training_data, plan_recipe
+from basis_rl.recipe import build
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
-from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
 from basis_rl.recipe.words import parse_value
 from basis_rl.rewards import RewardError
 from basis_rl.sandbox import isolation
@@ -37,12 +37,6 @@ from basis_rl.values import ValueTable
 def show(title: str, text: str) -> None:
     """Print a section at once: what comes after it may take a while."""
     print(f"== {title}\n{text}\n", flush=True)
-
-
-def show_warnings(warnings: Sequence[str]) -> None:
-    """Print the warnings at the end, where they are read, numbered."""
-    if warnings:
-        show(f"{len(warnings)} warning(s)", "\n".join(f"{n}. {text}" for n, text in enumerate(warnings, 1)))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,15 +58,17 @@ def main(argv: Sequence[str]) -> int:
             notes(recipe.notes)
             plan = check(recipe, launch, options.gpu_memory, shlex.join(rest), warnings.append)
             if options.rollouts > 0:
-                text = check_rollouts.rollouts(recipe, plan, options.rollouts, warnings.append)
+                text = check_model.rollouts(recipe, plan, options.rollouts, warnings.append)
                 show("Rollouts of the model as it is", text)
         if options.measure:
             steps = optimizer_steps(plan.args, len(plan.train_dataset))
-            show("Time", check_measure.measure(rest, steps, baseline_missing=isinstance(plan.baseline, NoBaseline)))
+            show("Time", check_model.measure(rest, steps, baseline_missing=isinstance(plan.baseline, NoBaseline)))
     except (BaselineError, ObjectiveError, RewardError, SamplerError) as error:
         return report(error)
     finally:
-        show_warnings(warnings)
+        # At the end, where they are read.
+        if warnings:
+            show(f"{len(warnings)} warning(s)", "\n".join(f"{n}. {text}" for n, text in enumerate(warnings, 1)))
     print(f"The recipe is in order{f', with {len(warnings)} warning(s)' * bool(warnings)}.")
     return 2 if warnings and options.strict else 0
 
@@ -83,7 +79,7 @@ def check_quietly(recipe: Recipe) -> None:
     Raises:
         ValueError: what training would refuse.
     """
-    build_recipe_baseline(recipe.run)
+    build.build_recipe_baseline(recipe.run)
     with redirect_stdout(io.StringIO()):
         check(recipe, read_launch(None, None), None, "", lambda warning: None)
 
@@ -109,18 +105,18 @@ def check_all_parts(recipe: Recipe) -> tuple[str | None, Plan, Dataset, Any]:
         ValueError: everything that is wrong with settings, model and data.
     """
     wrong = Mistakes()
-    missing, baseline = wrong.tried(check_site.baseline_or_stand_in, recipe.run) or (None, NoBaseline())
-    plan = wrong.tried(plan_recipe, recipe, baseline)
+    missing, baseline = wrong.tried(sections.baseline_or_stand_in, recipe.run) or (None, NoBaseline())
+    plan = wrong.tried(build.plan_recipe, recipe, baseline)
     if plan is None:
-        plan = Plan(recipe.args, reward_funcs=wrong.tried(build_rewards, recipe) or [])
-    config, tokenizer = wrong.tried(load_config_and_tokenizer, recipe.model, plan.args) or (None, None)
+        plan = Plan(recipe.args, reward_funcs=wrong.tried(build.build_rewards, recipe) or [])
+    config, tokenizer = wrong.tried(build.load_config_and_tokenizer, recipe.model, plan.args) or (None, None)
     texts: Any = tokenizer or SimpleNamespace(chat_template=None)
-    loaded = wrong.tried(load_training_data, recipe, texts, plan.reward_funcs)
-    evaluated = wrong.tried(load_eval_data, recipe, texts, plan.reward_funcs)
+    loaded = wrong.tried(build.load_training_data, recipe, texts, plan.reward_funcs)
+    evaluated = wrong.tried(build.load_eval_data, recipe, texts, plan.reward_funcs)
     whole = wrong.tried(with_data, plan, loaded, evaluated, processing_class=tokenizer) if loaded is not None else None
     # If the data has mistakes, look for others with the data as it is.
     whole = whole or replace(plan, train_dataset=loaded, kwargs={**plan.kwargs, "processing_class": tokenizer})
-    # A stand-in would refuse prompts that the missing table will have.
+    # The stand-in's empty table would refuse prompts that the missing one will have.
     if missing is not None:
         whole = replace(whole, baseline=NoBaseline())
     if loaded is not None and config is not None:
@@ -131,7 +127,8 @@ def check_all_parts(recipe: Recipe) -> tuple[str | None, Plan, Dataset, Any]:
 
 
 def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: str, warn: Warn) -> Plan:
-    """Check the recipe and describe the run, section by section. Returns the plan of the run.
+    """Check the recipe and describe the run, section by section; the texts are those of `check_sections` and of
+    `basis_rl.estimate.report`. Returns the plan of the run.
 
     Args:
         recipe: what is to be run.
@@ -146,34 +143,32 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     missing, plan, loaded, config = check_all_parts(recipe)
     args = plan.args
     baseline = plan.baseline
-    show("Configuration", check_run.configuration(recipe, args, launch, warn))
+    show("Configuration", sections.configuration(recipe, args, launch, warn))
     if plan.tools:
-        show("Tools", check_run.tools(build_tools(recipe.run), args))
+        show("Tools", sections.tools(build.build_tools(recipe.run), args))
     show("Batch arithmetic", arithmetic(args, len(loaded), warn))
-    show("Columns", check_run.columns(loaded, args, plan.reward_funcs))
+    show("Columns", sections.columns(loaded, args, plan.reward_funcs))
     lengths = plan.prompt_lengths()
-    show("Prompts", check_run.prompts(plan.rendered, lengths, plan.train_dataset[0]["prompt"]))
-    if answers := check_run.answers(plan.reward_funcs):
+    show("Prompts", sections.prompts(plan.rendered, lengths, plan.train_dataset[0]["prompt"]))
+    if answers := sections.answers(plan.reward_funcs):
         show("Answers", answers)
-    dropped = len(loaded) - len(plan.train_dataset)
-    show("Golds", check_run.golds(dropped, len(loaded), plan.reward_funcs, warn))
+    show("Golds", sections.golds(len(loaded) - len(plan.train_dataset), len(loaded), plan.reward_funcs, warn))
     takes = f"the first generation batch takes {args.generation_batch_size // args.num_generations}"
     show("Enough for a step?", f"{len(plan.train_dataset)} problems; {takes}: training will take steps.")
     if missing is not None:
-        text = check_site.missing_artefact(recipe, missing, len(plan.rendered), arguments, warn)
-        show("What the baseline needs", text)
+        needs = sections.missing_artefact(recipe, missing, len(plan.rendered), arguments, warn)
+        show("What the baseline needs", needs)
     elif validates(baseline):
-        text = check_site.artefact(baseline, run_context(plan, config), warn)
-        show("What the baseline needs", text)
+        show("What the baseline needs", sections.artefact(baseline, run_context(plan, config), warn))
         if isinstance(table := getattr(baseline, "values", None), ValueTable):
-            show("Groups without variance", check_rollouts.of_table(plan, table))
+            show("Groups without variance", check_model.of_table(plan, table))
     if not plan.sampler.in_dataset_order:
-        show("Sampling", check_run.sampling(plan))
+        show("Sampling", sections.sampling(plan))
     footprint = Footprint(recipe.model, args, config, launch, max(lengths), gpu_memory, baseline)
     show("Memory of a GPU", memory(footprint, warn))
     show("Disk", disk(footprint, warn))
-    show("Rollouts", check_site.server(recipe, footprint, warn))
-    check_site.extras(args, launch, warn)
+    show("Rollouts", sections.server(recipe, footprint, warn))
+    sections.extras(args, launch, warn)
     show("Sandbox of the rewards", f"On this machine: {isolation()}.")
-    show("Hub", check_site.hub(args, warn))
+    show("Hub", sections.hub(args, warn))
     return plan

@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,10 +24,9 @@ from basis_rl.data.rows import bare_problem
 from basis_rl.evaluation.rollouts import read_rollouts
 from basis_rl.evaluation.runner import golds_fingerprint
 from basis_rl.identity import ID_SCHEME
-from basis_rl.recipe.build import load_training_data
+from basis_rl.recipe.build import build_recipe_baseline, build_rewards, load_training_data
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
-from basis_rl.recipe.objects import build_recipe_baseline, build_rewards
 from basis_rl.run.artefacts import METADATA, Kind, write_whole
 from basis_rl.run.checkpoint import LAST, MANIFEST, checkpoints, damage, finish
 from basis_rl.trainer.plan import Plan, with_data
@@ -38,7 +37,7 @@ _EVALUATION = ".settings.json"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Convert what is in the folder; what has today's ids already keeps them."""
+    """Convert what is in the folder. Ids of the present scheme stay as they are."""
     options = convert_parser().parse_args(list(argv))
     folder: Path = options.folder
     _put_back(folder)
@@ -46,13 +45,11 @@ def main(argv: Sequence[str]) -> int:
     kinds = [kind for kind in (table.KIND, codebook.KIND) if (folder / kind.main_file).is_file()]
     evaluations = sorted(folder.glob(f"*{_EVALUATION}"))
     if not (of_run or kinds or evaluations):
-        raise ValueError(
-            f"'{folder}' holds no value table, prompt codebook, checkpoint or evaluation. Name their folder."
-        )
+        raise ValueError(f"'{folder}' holds no value table, prompt codebook, checkpoint or evaluation. Name theirs.")
     for path in evaluations:
         convert_evaluation(path)
     if of_run or kinds:
-        problems = None if options.own_ids else IdMap.of(_recipe(folder, options.recipe))
+        problems = None if options.own_ids else IdMap(_recipe(folder, options.recipe))
         for kind in kinds:
             convert_artefact(folder, kind, problems)
         for path in of_run:
@@ -69,9 +66,8 @@ def _put_back(folder: Path) -> None:
 
 
 def _recipe(folder: Path, given: str | None) -> Recipe:
-    found = given or next(
-        (str(p / "recipe.yaml") for p in (folder, folder.parent) if (p / "recipe.yaml").is_file()), None
-    )
+    files = [place / "recipe.yaml" for place in (folder, folder.parent)]
+    found = given or next((str(file) for file in files if file.is_file()), None)
     if found is None:
         raise ValueError(
             f"'{folder}' does not say which problems it is of. Name the recipe that it was made with, `basis-rl "
@@ -80,39 +76,35 @@ def _recipe(folder: Path, given: str | None) -> Recipe:
     return parse_recipe([found])
 
 
-@dataclass(frozen=True)
 class IdMap:
-    """The problems of a recipe by their ids.
+    """The problems of a recipe by their ids, of all rows of the data set, whatever the recipe holds out.
 
     Attributes:
         recipe: names them.
-        old: today's id -> that of scheme 1, of all rows of the data set.
-        new: id of scheme 1 -> today's, of the first row with that text.
+        old: present id -> that of scheme 1.
+        new: id of scheme 1 -> the present one, of the first row with that text.
     """
 
-    recipe: Recipe
-    old: dict[str, str]
-    new: dict[str, str]
-
-    @classmethod
-    def of(cls, recipe: Recipe) -> IdMap:
-        """Those of all rows, whatever the recipe holds out."""
-        bare = replace(recipe.data, prompt_template=None, system_prompt=None, test_fraction=0.0)
-        rows = _rows(replace(recipe, data=replace(bare, max_train_samples=None)))
-        strip = bare.strip_instructions
-        old = {row["prompt_id"]: prompt_id(bare_problem(row["prompt"], strip_instructions=strip) or "") for row in rows}
-        return cls(recipe, old, {before: name for name, before in reversed(old.items())})
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        bare: Any = {"prompt_template": None, "system_prompt": None, "test_fraction": 0.0, "max_train_samples": None}
+        rows = _rows(replace(recipe, data=replace(recipe.data, **bare)))
+        strip = recipe.data.strip_instructions
+        texts = {row["prompt_id"]: bare_problem(row["prompt"], strip_instructions=strip) for row in rows}
+        self.old = {name: prompt_id(text or "") for name, text in texts.items()}
+        self.new = {before: name for name, before in reversed(self.old.items())}
 
     @cached_property
     def trained(self) -> list[str]:
-        """Today's ids of the problems that the recipe trains on, in their order."""
+        """Present ids of the problems that the recipe trains on, in their order."""
         plan = Plan(self.recipe.args, reward_funcs=build_rewards(self.recipe))
         return list(with_data(plan, _rows(self.recipe)).train_dataset["prompt_id"])
 
 
 def _rows(recipe: Recipe) -> Any:
-    texts: Any = SimpleNamespace(chat_template=None)
-    return load_training_data(recipe, texts)
+    """The recipe's problems as plain texts: their ids do not depend on a tokenizer."""
+    tokenizer: Any = SimpleNamespace(chat_template=None)
+    return load_training_data(recipe, tokenizer)
 
 
 def convert_artefact(folder: Path, kind: Kind, problems: IdMap | None) -> None:
@@ -145,7 +137,7 @@ def convert_artefact(folder: Path, kind: Kind, problems: IdMap | None) -> None:
 
 
 def convert_checkpoint(folder: Path, problems: IdMap | None) -> None:
-    """Rename the prompts in the states of a checkpoint: beliefs, draws, batches that are not learnt from yet.
+    """Rename the prompts in the states of a checkpoint: beliefs, draws, batches that are still to be trained on.
 
     Raises:
         ValueError: it is damaged, or was trained on other problems, or the data set has rows with one text and other
@@ -162,9 +154,8 @@ def convert_checkpoint(folder: Path, problems: IdMap | None) -> None:
         before = [problems.old[name] for name in names]
         if content.get("dataset") not in (None, dataset_identity(before), dataset_identity(names)):
             raise ValueError(
-                f"The checkpoint '{folder}' was trained on other problems than those of the recipe: on another data "
-                "set, or only on the first of several rows with one text and different golds. Start a new run from its "
-                "model."
+                f"The checkpoint '{folder}' was trained on other problems than those of the recipe, or only on the "
+                "first of several rows with one text and different golds. Start a new run from its model."
             )
         content["dataset"] = content.get("dataset") and dataset_identity(names)
         parameters = build_recipe_baseline(problems.recipe.run).parameters

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -116,11 +115,6 @@ def main(argv: Sequence[str]) -> int:
     words = list(argv)
     if words and not words[0].startswith("-"):
         words.insert(0, "--model")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(
-            "basis-rl eval runs in one process: start it without accelerate launch, and for several GPUs with "
-            "--backend vllm --vllm_args='--data-parallel-size N'."
-        )
     options = parse(words)
     config, tokenizer = load_by_name(options.model, options.revision, options.trust_remote_code)
     kept = f"The rollouts so far are in {options.folder}; the same command resumes."

@@ -10,8 +10,7 @@ from shlex import quote
 from typing import Any
 
 from basis_rl import resources
-from basis_rl.cli.offline import go_offline_if_unreachable
-from basis_rl.cli.options import INIT_DATASET, INIT_MODEL, init_parser
+from basis_rl.cli.options import INIT_DATASET, INIT_MODEL, go_offline_if_unreachable, init_parser
 from basis_rl.names import FORMATS, check_file
 from basis_rl.text import BOXED, render
 

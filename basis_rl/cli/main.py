@@ -7,9 +7,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from basis_rl import __version__
-from basis_rl.cli import launch
-from basis_rl.names import did_you_mean
+import yaml
+
+from basis_rl import __version__, resources
+from basis_rl.names import did_you_mean, require_extra
+from basis_rl.recipe.words import peek
 
 COMMANDS = {
     "init": "write a commented recipe to start from, with your own model and data",
@@ -25,6 +27,14 @@ COMMANDS = {
     "convert": "convert value tables, codebooks, checkpoints and evaluations of an older version",
     "check": "check a recipe before you spend anything on it, or a part of your own (module:name)",
 }
+# Commands that several ranks would each run whole, and what to do for several GPUs.
+_ONE_PROCESS = {
+    "clusters": "",
+    "eval": " For several GPUs: --backend vllm --vllm_args='--data-parallel-size N'.",
+    "values": " For several GPUs start one for each, with --values_shard 0/8, 1/8, ...; or sample from vLLM servers.",
+}
+# Options of `train` that are handed to `accelerate launch`; no recipe has keys of these names.
+_LAUNCHER = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
 # Exit codes other than 0 and 2 (a message about a mistake in the input); the numbers are those of sysexits.h.
 PEER = 68
 LOST = 69
@@ -86,8 +96,10 @@ def _run(arguments: list[str]) -> int:
     if {"-h", "--help", "--help-all", "--help_all"}.intersection(rest):
         print(help_of(command, everything="--help-all" in rest or "--help_all" in rest))
         return 0
-    if command == "train" and launch.is_asked(rest):
-        launch.launch(rest)
+    if command in _ONE_PROCESS and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return fail(f"{command} runs in one process: start it without accelerate launch.{_ONE_PROCESS[command]}")
+    if command == "train" and "accelerate_config" in peek(rest, ["accelerate_config"])[0]:
+        launch_training(rest)
     check_names(command, rest)
     code: int = importlib.import_module(f"basis_rl.cli.{command}").main(rest)
     return code
@@ -102,7 +114,7 @@ def fail(message: object, code: int = 2) -> int:
 
 
 def report(error: Exception) -> int:
-    """Answer an error in what was asked for: the message alone, or with BASIS_RL_DEBUG=1 the traceback."""
+    """Print only the message of an error that the input caused; with BASIS_RL_DEBUG=1 raise it, for the traceback."""
     if os.environ.get("BASIS_RL_DEBUG"):
         raise error
     return fail(error)
@@ -113,3 +125,35 @@ def notes(sentences: Sequence[str]) -> None:
     if os.environ.get("LOCAL_RANK", "0") == "0":
         for sentence in sentences:
             print(f"basis-rl: note: {sentence}", file=sys.stderr)
+
+
+def launch_training(argv: Sequence[str]) -> None:
+    """Replace this process by ``accelerate launch``; returns only with an error.
+
+    Raises:
+        ValueError: see `launch_command`.
+    """
+    words = launch_command(argv)
+    os.execv(words[0], words)
+
+
+def launch_command(argv: Sequence[str]) -> list[str]:
+    """The command line of ``accelerate launch`` that trains by `argv`, from which the launcher's own options are taken.
+
+    Raises:
+        ValueError: no such configuration, an option without its value, DeepSpeed is not installed, or this process was
+            launched already.
+    """
+    if "LOCAL_RANK" in os.environ:
+        raise ValueError("--accelerate_config starts `accelerate launch` itself: leave one of the two out.")
+    given, rest = peek(argv, ["accelerate_config", *_LAUNCHER])
+    for name, value in given.items():
+        if value is True:
+            raise ValueError(f"--{name} needs a value.")
+    file = resources.accelerate_config(given.pop("accelerate_config"))
+    settings = yaml.safe_load(file.read_text())
+    if isinstance(settings, dict) and settings.get("distributed_type") == "DEEPSPEED":
+        require_extra("deepspeed", f"--accelerate_config {file}")
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
+    options = [word for name, value in given.items() for word in (f"--{name}", value)]
+    return [*launcher, *options, "-m", "basis_rl", "train", *rest]

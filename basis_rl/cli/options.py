@@ -1,19 +1,27 @@
-"""The options of the commands and their ``--help``, without importing torch or TRL."""
+"""The options of the commands, their ``--help``, and what is checked about them without importing torch or TRL."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
+import socket
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import getdoc
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from basis_rl import resources
-from basis_rl.cli.offline import go_offline_if_unreachable
+from basis_rl.names import FORMATS
 from basis_rl.recipe.sources import Key, known_keys
-from basis_rl.recipe.words import check_data, check_flags, check_words
+from basis_rl.recipe.words import check_data, check_flags, check_words, peek, read_words
 
+# Seconds to wait for the Hub's address.
+_TIMEOUT = 3.0
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 INIT_MODEL = "Qwen/Qwen3-0.6B"
 INIT_DATASET = "openai/gsm8k"
 RECIPE_COMMANDS = ("train", "values", "clusters", "check", "sweep")
@@ -45,6 +53,8 @@ _SECTIONS = {
 }
 
 
+# The `add_argument` of a parser.
+Add = Callable[..., argparse.Action]
 # Each command's parser by its name; only that of `eval` has its options elsewhere (`EvalArguments`).
 PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {}
 _USAGE = {
@@ -54,7 +64,7 @@ _USAGE = {
 }
 
 
-def _command(add_options: Callable[[argparse.ArgumentParser], None]) -> Callable[[], argparse.ArgumentParser]:
+def _command(add_options: Callable[[Add], None]) -> Callable[[], argparse.ArgumentParser]:
     """What makes a command's parser, from ``NAME_parser``, which adds its options and whose docstring is its help.
 
     The text is wrapped to the terminal, by paragraphs.
@@ -70,7 +80,14 @@ def _command(add_options: Callable[[argparse.ArgumentParser], None]) -> Callable
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        add_options(result)
+        add_options(result.add_argument)
+        if command == "init":
+            recipes = ["Shipped recipes, which can be trained by name as well:", *resources.recipes()]
+            configs = [
+                "Shipped configurations of accelerate, for --accelerate_config:",
+                *resources.accelerate_configs(),
+            ]
+            result.epilog = "\n  ".join(recipes) + "\n" + "\n  ".join(configs)
         return result
 
     PARSERS[command] = make
@@ -78,7 +95,7 @@ def _command(add_options: Callable[[argparse.ArgumentParser], None]) -> Callable
 
 
 @_command
-def train_parser(result: argparse.ArgumentParser) -> None:
+def train_parser(add: Add) -> None:
     """Trains a model from a recipe, and writes model, tokenizer, log, recipe, plot and card into output_dir. Every key
     of a recipe is an option too, and overrides the recipe: --learning_rate 1e-6, --baseline_kwargs.weighting vop.
 
@@ -100,7 +117,7 @@ def train_parser(result: argparse.ArgumentParser) -> None:
 
 
 @_command
-def values_parser(result: argparse.ArgumentParser) -> None:
+def values_parser(add: Add) -> None:
     """Builds the value table that BASIS needs: samples the model of a recipe on its prompts, scores the rollouts, and
     writes their rewards to values_output_dir, by default the folder that `values` in baseline_kwargs names. After an
     interruption the same command resumes; finished prompts are kept.
@@ -108,7 +125,7 @@ def values_parser(result: argparse.ArgumentParser) -> None:
 
 
 @_command
-def clusters_parser(result: argparse.ArgumentParser) -> None:
+def clusters_parser(add: Add) -> None:
     """Builds the prompt codebook that BV-Blend needs: embeds the prompts of a recipe with a sentence encoder, clusters
     them with K-means, and writes the codebook to clusters_output_dir, by default the folder that `clusters` in
     baseline_kwargs names.
@@ -116,7 +133,7 @@ def clusters_parser(result: argparse.ArgumentParser) -> None:
 
 
 @_command
-def eval_parser(result: argparse.ArgumentParser) -> None:
+def eval_parser(add: Add) -> None:
     """Samples a model on benchmarks, grades with Math-Verify, keeps every rollout, and reports avg@k, pass@k and maj@k
     with bootstrap intervals over problems. The same command resumes where it ended.
 
@@ -131,27 +148,16 @@ def eval_parser(result: argparse.ArgumentParser) -> None:
 
 
 @_command
-def check_parser(result: argparse.ArgumentParser) -> None:
+def check_parser(add: Add) -> None:
     """Checks everything that training checks before its first step, without loading the model's weights, and prints
     what the run would need. With module:name it checks a baseline, prompt sampler, objective or reward function of your
     own.
     """
-    result.add_argument(
-        "--accelerate_config",
-        help="A configuration of accelerate: a file, or the name of a shipped one (zero3).",
-    )
-    result.add_argument(
-        "--world_size",
-        type=int,
-        help="The number of processes. The default is that of the configuration or the environment.",
-    )
-    result.add_argument(
-        "--gpu_memory",
-        type=float,
-        help="The memory of a GPU in GiB. The default is that of this machine's first.",
-    )
-    result.add_argument("--strict", action="store_true", help="Warnings also give exit code 2.")
-    result.add_argument(
+    add("--accelerate_config", help="A configuration of accelerate: a file, or the name of a shipped one (zero3).")
+    add("--world_size", type=int, help="The number of processes. By default that of the configuration or environment.")
+    add("--gpu_memory", type=float, help="The memory of a GPU in GiB. The default is that of this machine's first.")
+    add("--strict", action="store_true", help="Warnings also give exit code 2.")
+    add(
         "--rollouts",
         type=int,
         default=0,
@@ -159,37 +165,26 @@ def check_parser(result: argparse.ArgumentParser) -> None:
         help="Loads the model, samples N rollouts, grades and shows them. From 64 on, there are four per prompt, and "
         "the share of groups without variance is estimated for each prompt sampler.",
     )
-    result.add_argument(
-        "--measure", action="store_true", help="Trains two micro-batches and says what a step and the run will take."
-    )
+    add("--measure", action="store_true", help="Trains two micro-batches and says how long a step and the run take.")
 
 
 @_command
-def init_parser(result: argparse.ArgumentParser) -> None:
+def init_parser(add: Add) -> None:
     """Writes a commented recipe to start from, with your own model and data if you name them."""
-    recipes = ["Shipped recipes, which can be trained by name, too:", *resources.recipes()]
-    launches = ["Shipped configurations of accelerate, for --accelerate_config:", *resources.accelerate_configs()]
-    result.epilog = "\n  ".join(recipes) + "\n" + "\n  ".join(launches)
-    result.add_argument("file", nargs="?", default="recipe.yaml", type=Path, help="file to write; default: recipe.yaml")
-    result.add_argument(
-        "--model_name_or_path", "--model", metavar="MODEL", help=f"Hub id or folder; default: {INIT_MODEL}"
-    )
-    result.add_argument(
-        "--dataset_name", "--data", metavar="DATA", help=f"Hub id or file with the problems; default: {INIT_DATASET}"
-    )
-    result.add_argument(
-        "--output_dir", metavar="FOLDER", help="folder of the run; default: runs/ and the name of the file"
-    )
-    result.add_argument("--prompt_column", metavar="NAME", help="column of the problem; default: found by its name")
-    result.add_argument("--solution_column", metavar="NAME", help="column of the gold; default: found by its name")
-    result.add_argument("--reward_funcs", metavar="NAME", help="reward function; default: by what the golds are")
-    result.add_argument("--cpu", action="store_true", help="settings for a machine without a GPU")
-    result.add_argument("--recipe", metavar="NAME", help="copy this shipped recipe as it is, instead")
-    result.add_argument("--force", action="store_true", help="replace a file that is there")
+    add("file", nargs="?", default="recipe.yaml", type=Path, help="file to write; default: recipe.yaml")
+    add("--model_name_or_path", "--model", metavar="MODEL", help=f"Hub id or folder; default: {INIT_MODEL}")
+    add("--dataset_name", "--data", metavar="DATA", help=f"Hub id or file with the problems; default: {INIT_DATASET}")
+    add("--output_dir", metavar="FOLDER", help="folder of the run; default: runs/ and the name of the file")
+    add("--prompt_column", metavar="NAME", help="column of the problem; default: found by its name")
+    add("--solution_column", metavar="NAME", help="column of the gold; default: found by its name")
+    add("--reward_funcs", metavar="NAME", help="reward function; default: by what the golds are")
+    add("--cpu", action="store_true", help="settings for a machine without a GPU")
+    add("--recipe", metavar="NAME", help="copy this shipped recipe as it is, instead")
+    add("--force", action="store_true", help="replace a file that is there")
 
 
 @_command
-def sweep_parser(result: argparse.ArgumentParser) -> None:
+def sweep_parser(add: Add) -> None:
     """Trains a recipe with several baselines and seeds, one run after the other, each in its own process and all with
     the same number of rollouts, and then compares them. Called again, it skips finished runs and resumes the others
     (from their last checkpoint, if the recipe saves any).
@@ -198,108 +193,80 @@ def sweep_parser(result: argparse.ArgumentParser) -> None:
     basis,rloo:num_generations=4,basis:baseline_kwargs.weighting=vop. Every key of a recipe can be overridden, and
     several values make several runs: --learning_rate 1e-4,3e-4.
     """
-    result.add_argument("recipe", metavar="RECIPE", help="The recipe that all runs share.")
-    result.add_argument(
-        "--baselines", nargs="+", required=True, help="The baselines, as NAME[:KEY=VALUE]..., with commas or blanks."
-    )
-    result.add_argument("--seeds", nargs="+", default=["0"], help="The seeds: 0,1,2. The default is 0.")
-    result.add_argument("--budget", type=float, help="Rollouts per run. The default is that of the recipe.")
-    result.add_argument(
-        "--num_generations",
-        help="Rollouts per prompt. If the recipe has one, only baselines that need a group take this number (8 by "
-        "default).",
-    )
-    result.add_argument(
-        "--output_dir",
-        type=Path,
-        help="The folder of the runs. The default is the recipe's output_dir with -sweep behind it.",
-    )
-    result.add_argument(
-        "--launcher", default="", help='What starts a run, such as "accelerate launch --config_file FILE".'
-    )
+    add("recipe", metavar="RECIPE", help="The recipe that all runs share.")
+    add("--baselines", nargs="+", required=True, help="The baselines, as NAME[:KEY=VALUE]..., with commas or blanks.")
+    add("--seeds", nargs="+", default=["0"], help="The seeds: 0,1,2. The default is 0.")
+    add("--budget", type=float, help="Rollouts per run. The default is that of the recipe.")
+    add("--num_generations", help="Rollouts per prompt. If the recipe has 1, only for baselines that need several (8).")
+    add("--output_dir", type=Path, help="The folder of the runs. By default the recipe's output_dir with -sweep added.")
+    add("--launcher", default="", help='What starts a run, such as "accelerate launch --config_file FILE".')
 
 
 @_command
-def compare_parser(result: argparse.ArgumentParser) -> None:
+def compare_parser(add: Add) -> None:
     """Compares runs at the same number of rollouts: learning curves, final table, differences. Runs that differ only in
     their seed become one line with its spread.
     """
-    result.add_argument("runs", nargs="+", metavar="RUN", help="The output_dir of a run, or a folder that holds runs.")
-    result.add_argument("--budget", type=float, help="Rollouts per run. The default is the most that all runs have.")
-    result.add_argument("--reference", metavar="NAME", help="The setting to compare with. The default is the first.")
-    result.add_argument("--output_dir", type=Path, default=Path("report"), help="The folder of the report.")
+    add("runs", nargs="+", metavar="RUN", help="The output_dir of a run, or a folder that holds runs.")
+    add("--budget", type=float, help="Rollouts per run. The default is the most that all runs have.")
+    add("--reference", metavar="NAME", help="The setting to compare with. The default is the first.")
+    add("--output_dir", type=Path, default=Path("report"), help="The folder of the report.")
 
 
 @_command
-def rollouts_parser(result: argparse.ArgumentParser) -> None:
+def rollouts_parser(add: Add) -> None:
     """Shows rollouts that a run has kept (keep_rollouts_mb): the prompt, the answer, the reward of each function and
     what the functions say of it (log_extra), the value of the baseline, the advantage, and the chance with which a
     prompt sampler drew the prompt.
     """
-    result.add_argument("output_dir", metavar="RUN", type=Path, help="The output_dir of a run.")
-    result.add_argument("--step", help="last, all, N or N-M. The default is last, and all with --page.")
-    result.add_argument("--reward_below", type=float, metavar="X", help="Rewards of at most X.")
-    result.add_argument("--reward_above", type=float, metavar="X", help="Rewards of at least X.")
-    result.add_argument("--prompt", default="", metavar="TEXT", help="Part of the prompt, or its prompt_id.")
-    result.add_argument(
-        "--sort",
-        default="step",
-        choices=("step", "reward", "advantage", "length"),
-        help="The largest first; advantages by their size. The default is step.",
-    )
-    result.add_argument("--limit", type=int, help="Shows at most this many. The default is 20, and 500 with --page.")
-    result.add_argument("--page", type=Path, metavar="FILE.html", help="Writes a page for a browser instead.")
+    add("output_dir", metavar="RUN", type=Path, help="The output_dir of a run.")
+    add("--step", help="last, all, N or N-M. The default is last, and all with --page.")
+    add("--reward_below", type=float, metavar="X", help="Rewards of at most X.")
+    add("--reward_above", type=float, metavar="X", help="Rewards of at least X.")
+    add("--prompt", default="", metavar="TEXT", help="Part of the prompt, or its prompt_id.")
+    orders = ("step", "reward", "advantage", "length")
+    add("--sort", default="step", choices=orders, help="The largest first, advantages by their size. Default: step.")
+    add("--limit", type=int, help="Shows at most this many. The default is 20, and 500 with --page.")
+    add("--page", type=Path, metavar="FILE.html", help="Writes a page for a browser instead.")
 
 
 @_command
-def push_parser(result: argparse.ArgumentParser) -> None:
+def push_parser(add: Add) -> None:
     """Writes the model card again, with the results of all evaluations since, and pushes the folder to the Hub as one
     commit.
     """
-    result.add_argument("output_dir", type=Path, help="The output_dir of a run.")
-    result.add_argument("repo_id", nargs="?", help="OWNER/NAME. The default is the run's own, or the folder's name.")
-    result.add_argument("--private", action="store_true", help="Creates the repository as a private one.")
-    result.add_argument("--revision", help="The branch, which is created if needed. The default is main.")
-    result.add_argument("--push_rollouts", action="store_true", help="Pushes the rollouts that were kept as well.")
-    result.add_argument("--results", type=Path, help="results.json of its evaluation. The default is in OUTPUT_DIR.")
-    result.add_argument("--base_results", type=Path, help="results.json of the base model, for comparison.")
+    add("output_dir", type=Path, help="The output_dir of a run.")
+    add("repo_id", nargs="?", help="OWNER/NAME. The default is the run's own, or the folder's name.")
+    add("--private", action="store_true", help="Creates the repository as a private one.")
+    add("--revision", help="The branch, which is created if needed. The default is main.")
+    add("--push_rollouts", action="store_true", help="Pushes the rollouts that were kept as well.")
+    add("--results", type=Path, help="results.json of its evaluation. The default is in OUTPUT_DIR.")
+    add("--base_results", type=Path, help="results.json of the base model, for comparison.")
 
 
 @_command
-def convert_parser(result: argparse.ArgumentParser) -> None:
+def convert_parser(add: Add) -> None:
     """Converts a folder of an older version in place: a value table, a prompt codebook, the checkpoints of a run, or an
     evaluation. Older versions took prompts with the same text for one problem, and gave it another prompt_id. A table's
     rewards and a run's beliefs go to the first row with that text.
 
     The problems are those of a recipe, by default the one that the run was trained with. An evaluation needs no recipe.
     """
-    result.add_argument(
-        "folder", type=Path, help="A table, codebook, checkpoint, evaluation, or the output_dir of a run."
-    )
-    result.add_argument("recipe", nargs="?", help="The recipe that it was made with. The default is FOLDER's own.")
-    result.add_argument(
-        "--own_ids",
-        action="store_true",
-        help="In place of a recipe: the data set has its own column prompt_id, so the ids stay as they are.",
-    )
+    add("folder", type=Path, help="A table, codebook, checkpoint, evaluation, or the output_dir of a run.")
+    add("recipe", nargs="?", help="The recipe that it was made with. The default is FOLDER's own.")
+    add("--own_ids", action="store_true", help="In place of a recipe, if the data set has its own column prompt_id.")
 
 
 @_command
-def serve_parser(result: argparse.ArgumentParser) -> None:
+def serve_parser(add: Add) -> None:
     """Starts a vLLM server that training can generate with, waits until it is healthy, and stops it on Ctrl-C or
     SIGTERM. Unknown options are passed to vLLM: --tensor-parallel-size 4, --gpu-memory-utilization 0.9.
     """
-    result.add_argument("model", help="A Hub id or a folder.")
-    result.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="The address to listen on. Whoever reaches it can change the weights: keep to private networks.",
-    )
-    result.add_argument("--port", type=int, default=8000, help="The port. The default is 8000.")
-    result.add_argument("--dtype", default="auto", help="The precision of the weights, which is that of the training.")
-    result.add_argument(
-        "--max-model-len", type=int, default=None, help="Length of prompt and rollout together, in tokens."
-    )
+    add("model", help="A Hub id or a folder.")
+    add("--host", default="127.0.0.1", help="The address. Keep it private: who reaches it can change the weights.")
+    add("--port", type=int, default=8000, help="The port. The default is 8000.")
+    add("--dtype", default="auto", help="The precision of the weights, which is that of the training.")
+    add("--max-model-len", type=int, default=None, help="Length of prompt and rollout together, in tokens.")
 
 
 def check_names(command: str, argv: Sequence[str]) -> None:
@@ -356,14 +323,57 @@ def _described(key: Key, *, brief: bool) -> str:
     text = key.help.split(". ")[0].rstrip(".") + "." if brief else key.help
     shown = repr(key.default) if "\n" in key.default else key.default
     default = "" if key.default in ("null", "") else f", default {shown}"
-    head = textwrap.fill(
-        f"--{key.name} ({key.type.removesuffix(' | None')}{default})",
-        _width(),
-        initial_indent=" " * 2,
-        subsequent_indent=" " * 6,
-    )
-    return f"{head}\n{textwrap.fill(text, _width(), initial_indent=' ' * 6, subsequent_indent=' ' * 6)}"
+    fill = partial(textwrap.fill, width=_width(), subsequent_indent=" " * 6)
+    head = fill(f"--{key.name} ({key.type.removesuffix(' | None')}{default})", initial_indent="  ")
+    return f"{head}\n{fill(text, initial_indent=' ' * 6)}"
 
 
 def _width() -> int:
     return min(max(shutil.get_terminal_size((80, 24)).columns, 60), 100)
+
+
+def go_offline_if_unreachable(command: str, argv: Sequence[str]) -> None:
+    """Set ``HF_HUB_OFFLINE`` where a command names something of the Hub, and the Hub cannot be reached.
+
+    Without it the Hub's client retries for half a minute per file. With it what is in the cache is used at once, and
+    what is not is an error at once. Must be called before the Hub's client is imported. A run that pushes stays online:
+    the Hub may be back at its end.
+    """
+    if "HF_HUB_OFFLINE" in os.environ or not asks_the_hub(command, argv) or can_be_reached():
+        return
+    # The client reads this variable once, when it is imported.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        text = "The Hub cannot be reached, so only what is in its cache is used (HF_HUB_OFFLINE=1)."
+        print(f"basis-rl: note: {text}", file=sys.stderr)
+
+
+def asks_the_hub(command: str, argv: Sequence[str]) -> bool:
+    """Whether the model or the dataset of a command is on the Hub, and nothing is pushed there.
+
+    Raises:
+        ValueError: a recipe that cannot be read.
+    """
+    if command in ("init", "eval"):
+        # Their default data is on the Hub.
+        return True
+    words = read_words(argv)
+    keys = ("model_name_or_path", "dataset_name", "push_to_hub")
+    given = {key: words.config.get(key) for key in keys} | peek(words.arguments, keys)[0]
+    pushes = str(given.pop("push_to_hub") or False).lower() not in ("false", "no", "0")
+    names = [str(name) for name in given.values() if name]
+    local = [Path(name).exists() or ":" in name or Path(name).suffix in FORMATS for name in names]
+    return not pushes and not all(local)
+
+
+def can_be_reached() -> bool:
+    """Whether the Hub's address answers within three seconds. With a proxy this is not known, and assumed."""
+    if any(os.environ.get(name) for name in _PROXIES):
+        return True
+    url = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    port = url.port or (80 if url.scheme == "http" else 443)
+    try:
+        with socket.create_connection((url.hostname or "", port), _TIMEOUT):
+            return True
+    except (OSError, ValueError):
+        return False

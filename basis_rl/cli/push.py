@@ -31,20 +31,13 @@ def main(argv: Sequence[str]) -> int:
     take_results(folder, arguments.results, arguments.base_results)
     name = arguments.repo_id or info.hub_model_id or folder.absolute().name
     hub = Hub(name=name, private=arguments.private or None, revision=arguments.revision)
-    away = ""
-    try:
-        name = hub.reach()
-    except ConnectionError as error:
-        away = str(error)
+    reached = hub.connect()
+    name = reached or name
     info = replace(info, hub_model_id=name, model_name=name.split("/")[-1])
     save_run_info(info, folder)
     write_card(info, folder)
-    if away:
-        return fail(
-            f"'{folder}' could not be pushed: the Hub cannot be reached ({away}). Its card and record are written; run "
-            "the same command later.",
-            LOST,
-        )
+    if reached is None:
+        return fail(f"'{folder}' could not be pushed. Its card and record are written: push again later.", LOST)
     command = f"basis-rl push {shlex.quote(str(folder))} {{repo}}"
     push = Push(message="Model, card and results", files=files_of_run(folder, arguments.push_rollouts), by_hand=command)
     pushed = hub.submit(push).result()

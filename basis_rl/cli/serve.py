@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -46,10 +45,9 @@ def main(argv: Sequence[str]) -> int:
                 f"--vllm_mode server --vllm_server_base_url {server.url}",
                 flush=True,
             )
-            while True:
-                time.sleep(1.0)
-                if server.process is None or server.process.poll() is not None:
-                    raise ServerError("The vLLM server ended by itself; see its output above.")
+            assert server.process is not None, "a server that is ready has a process"
+            server.process.wait()
+            raise ServerError("The vLLM server ended by itself; see its output above.")
     except ServerError as error:
         return report(error)
     except KeyboardInterrupt:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from basis_rl.cli.main import FAILED, LOST, PEER, STOPPED, fail, notes
-from basis_rl.cli.summary import summary
 from basis_rl.data import GYM_COLUMN
 from basis_rl.engine.server import Server, ServerError
 from basis_rl.engine.supervisor import kept_alive
@@ -20,26 +21,30 @@ from basis_rl.engine.template_day import use_day
 from basis_rl.recipe.build import build_trainer, server_options
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
+from basis_rl.run import errors
 from basis_rl.run.artefacts import write_whole
 from basis_rl.run.checkpoint import newest, resolve
 from basis_rl.run.disk import naming_a_full_disk
-from basis_rl.run.errors import (
-    DiskFull,
-    NonFiniteGradients,
-    PeerLost,
-    RequestRefused,
-    RewardFailed,
-    ServerLost,
-    SyncError,
-)
 from basis_rl.run.peers import naming_lost_peers
-from basis_rl.run.progress import how_sampled
+from basis_rl.run.progress import clock, how_sampled
 from basis_rl.run.ranks import on_main_process
 from basis_rl.run.record import is_finished, save_run_info
 from basis_rl.run.redact import redact_command
 from basis_rl.run.run_lock import held
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.state import saved_day
+
+_AVERAGE = re.compile(r"eval_(?:(?P<name>.+)_)?avg@\d+")
+# The reward before and after is the mean over the first and the last tenth of the log.
+_TENTH = 10
+# Files that a run's folder may hold besides the model, in the order of the summary.
+_FILES = {
+    "README.md": "the model card",
+    "recipe.yaml": "the recipe",
+    "metrics.jsonl": "every metric",
+    "training.png": "a plot",
+    "vllm.log": "the log of vLLM",
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,16 +53,13 @@ def main(argv: Sequence[str]) -> int:
     notes(recipe.notes)
     try:
         place = recipe.args.output_dir
-        with ExitStack() as stack:
-            stack.enter_context(naming_a_full_disk(place, only_writes=False))
-            stack.enter_context(naming_lost_peers())
-            stack.enter_context(held(place))
-            return train(recipe, stack.enter_context(own_server(recipe)))
+        with naming_a_full_disk(place, only_writes=False), naming_lost_peers(), held(place), own_server(recipe) as own:
+            return train(recipe, own)
     except ServerError as error:
         return fail(error, LOST)
-    except DiskFull as error:
+    except errors.DiskFull as error:
         return fail(error, FAILED)
-    except PeerLost as error:
+    except errors.PeerLost as error:
         return fail(error, PEER)
 
 
@@ -67,15 +69,12 @@ def own_server(recipe: Recipe) -> AbstractContextManager[Server | None]:
     Raises:
         ValueError: the recipe does not use it.
     """
-    run = recipe.run
     args = recipe.args
-    if not run.serve:
+    if not recipe.run.serve:
         return nullcontext()
     if not args.use_vllm or args.vllm_mode != "server" or args.vllm_server_base_url:
-        raise ValueError(
-            "serve: true starts a vLLM server of its own and generates with it: leave out use_vllm: false, vllm_mode: "
-            "colocate and vllm_server_base_url."
-        )
+        with_it = "use_vllm: false, vllm_mode: colocate and vllm_server_base_url"
+        raise ValueError(f"serve: true starts its own vLLM server and generates with it: leave out {with_it}.")
     args.vllm_server_base_url = f"http://127.0.0.1:{args.vllm_server_port}"
     if args.process_index != 0:
         return nullcontext()
@@ -87,11 +86,10 @@ def own_server(recipe: Recipe) -> AbstractContextManager[Server | None]:
 def train(recipe: Recipe, served: Server | None = None) -> int:
     """Check, build and run; returns the exit code."""
     args = recipe.args
-    asked = args.resume_from_checkpoint
-    overwrite = args.overwrite_output_dir
-    checkpoint = on_main_process(lambda: resolve(asked, args.output_dir, overwrite))
-    day = saved_day(checkpoint)
-    if day is not None:
+    asked = (args.resume_from_checkpoint, args.output_dir, args.overwrite_output_dir)
+    checkpoint = on_main_process(lambda: resolve(*asked))
+    # A chat template that writes today's date must write that of the run's first day.
+    if day := saved_day(checkpoint):
         use_day(day)
     trainer = build_trainer(recipe)
     notes([f"{trainer.train_dataset.info.description}."])
@@ -101,9 +99,9 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
     trainer.add_callback(started)
     try:
         return run(recipe, trainer, checkpoint)
-    except (NonFiniteGradients, RewardFailed) as error:
+    except (errors.NonFiniteGradients, errors.RewardFailed) as error:
         return fail(error, FAILED)
-    except (ServerLost, RequestRefused, SyncError) as error:
+    except (errors.ServerLost, errors.RequestRefused, errors.SyncError) as error:
         return fail(error, LOST)
     except (ValueError, OSError) as error:
         if started.begun:
@@ -115,9 +113,8 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
 def suggested_benchmarks(recipe: Recipe) -> list[str]:
     """The recipe's own; else MATH-500, unless problems are generated, which look different, or are no mathematics."""
     generated = recipe.data.dataset_name.startswith(f"{GYM_COLUMN}:")
-    return recipe.run.eval_benchmarks or (
-        [] if generated or "math_verify" not in recipe.run.reward_funcs else ["math500"]
-    )
+    mathematics = "math_verify" in recipe.run.reward_funcs and not generated
+    return recipe.run.eval_benchmarks or (["math500"] if mathematics else [])
 
 
 def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
@@ -147,12 +144,10 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     else:
         trainer.create_model_card()
     if trainer.accelerator.is_main_process:
-        log = trainer.state.log_history
-        print(summary(log, output, how_sampled(recipe.args), suggested_benchmarks(recipe)))
+        print(summary(trainer.state.log_history, output, how_sampled(recipe.args), suggested_benchmarks(recipe)))
         if recipe.args.push_to_hub:
             again = shlex.join(["basis-rl", "push", str(output), *filter(None, [trainer.hub_model_id])])
-            again = f"NOT pushed. Once the Hub can be reached: {again}"
-            print(f"Pushed: {pushed.commit_url}" if pushed is not None else again)
+            print(f"Pushed: {pushed.commit_url}" if pushed else f"NOT pushed. Once the Hub can be reached: {again}")
     trainer.end()
     return 0
 
@@ -164,9 +159,7 @@ class SaveRecipe(TrainerCallback):
         self.trainer = trainer
         self.begun = False
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.begun = True
         if state.is_world_process_zero and not self.trainer.was_finished:
             save_run_info(self.trainer.run_info(), str(args.output_dir))
@@ -182,3 +175,69 @@ def set_origin(recipe: Recipe, trainer: BasisTrainer) -> None:
     trainer.origin.command = shlex.join([*launcher, "train", *redact_command(recipe.argv)])
     trainer.origin.recipe = yaml.safe_dump(recipe.resolved, sort_keys=False)
     trainer.origin.dataset_name = recipe.data.dataset_name
+
+
+def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks: Sequence[str] = ()) -> str:
+    """The text that a run prints at its end.
+
+    Args:
+        log: what was logged, in order (`TrainerState.log_history`).
+        output: folder of the run, with everything written.
+        how: how the rollouts of evaluations were drawn.
+        benchmarks: suggested for an evaluation of the model; without any it is one on the recipe's own problems.
+    """
+    place = shlex.quote(str(output))
+    rows = before_and_after(log, how)
+    width = max((len(row[0]) for row in rows), default=0)
+    lines = ["", "== Summary", _cost(log)]
+    if rows:
+        lines += [f"{'':{width}}  {'before':>7}  {'after':>7}"]
+        lines += [f"{name:{width}}  {first:7.3g}  {last:7.3g}  {note}" for name, first, last, note in rows]
+    if {row["reward"] for row in log if row.get("reward") is not None} == {0}:
+        lines += [
+            "The reward was 0 in every step, so nothing was learnt. See what the model writes, and why it is wrong:",
+            f"  basis-rl rollouts {place}",
+            "and try the next recipe before it runs: basis-rl check RECIPE --rollouts 16",
+        ]
+    lines += [f"In {output}:", "  the model and its tokenizer"]
+    lines += [f"  {name:13}  {what}" for name, what in _FILES.items() if (output / name).is_file()]
+    measured = f" --benchmarks {shlex.quote(','.join(benchmarks))}" if benchmarks else ""
+    lines += [
+        "Next:",
+        f"  basis-rl eval {place}{measured}",
+        f"  basis-rl compare {place} OTHER_RUN",
+        f"  basis-rl push {place} OWNER/NAME",
+    ]
+    return "\n".join(lines)
+
+
+def before_and_after(log: Sequence[Mapping[str, Any]], how: str) -> list[tuple[str, float, float, str]]:
+    """Name, value at the start, value at the end, and what they are; without what was logged once.
+
+    The reward's values are the means of the first and the last tenth of the log; of an evaluation its first and last.
+    """
+    rows = []
+    rewards = [row for row in log if row.get("reward") is not None]
+    if len(rewards) > 1:
+        size = max(1, len(rewards) // _TENTH)
+        first = rewards[:size]
+        last = rewards[-size:]
+        steps = [f"{part[0]['step']}" + (f"-{part[-1]['step']}" if size > 1 else "") for part in (first, last)]
+        before, after = (fmean(row["reward"] for row in part) for part in (first, last))
+        rows.append(("reward", before, after, f"of the training rollouts, steps {' and '.join(steps)}"))
+    for name in dict.fromkeys(key for row in log for key in row if _AVERAGE.fullmatch(key)):
+        found = [row for row in log if row.get(name) is not None]
+        if len(found) > 1:
+            note = f"{how}, steps {found[0]['step']} and {found[-1]['step']}"
+            rows.append((name.replace("eval_", "eval ", 1), found[0][name], found[-1][name], note))
+    return rows
+
+
+def _cost(log: Sequence[Mapping[str, Any]]) -> str:
+    last: dict[str, Any] = {key: value for row in log for key, value in row.items()}
+    if "num_rollouts" not in last:
+        return f"Trained to step {last.get('step', 0)}."
+    return (
+        f"Trained to step {last['step']} in {clock(last['seconds'])}: {last['num_rollouts']:,} rollouts with "
+        f"{last['num_rollout_tokens']:,} tokens."
+    )

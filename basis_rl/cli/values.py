@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,25 +17,16 @@ from basis_rl.cli.main import LOST, STOPPED, fail
 from basis_rl.engine import ServersLost
 from basis_rl.engine.server import ServerError
 from basis_rl.identity import OlderIds
-from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data, model_init_kwargs, server_options
+from basis_rl.recipe import build
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
-from basis_rl.recipe.objects import build_rewards
 from basis_rl.run.artefacts import METADATA
 from basis_rl.trainer.plan import Plan, check_kwargs, check_temperature, check_with_model, sampling_of, with_data
-from basis_rl.values import ValueTable
+from basis_rl.values import ValueTable, sources
 from basis_rl.values.build import TablePlan, build_table, merge_shards, use_first_day
 from basis_rl.values.kept import KeptSource, kept_folder
 from basis_rl.values.shards import Shards, begun
-from basis_rl.values.sources import (
-    ModelSource,
-    ServerSource,
-    Source,
-    addresses,
-    check_served,
-    ends_of,
-    load_model,
-)
+from basis_rl.values.sources import ModelSource, ServerSource
 from basis_rl.values.table import KIND
 
 
@@ -47,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     What is finished is kept in ``OUTPUT.partial``, and the same command resumes from there. SIGTERM and SIGUSR1 end it
     with exit code 75; servers that are lost with 69.
     """
-    job = prepare(parse_recipe(argv))
+    job = Job(parse_recipe(argv))
     kept = f"What is finished is kept in {job.shards.folder}; the same command resumes from there."
     try:
         with _interruptible():
@@ -64,21 +53,61 @@ def main(argv: Sequence[str]) -> int:
     return job.push(table)
 
 
-@dataclass
 class Job:
-    """A recipe's table, checked and not yet begun."""
+    """A recipe's value table: all that can be checked is checked before anything is spent.
 
-    recipe: Recipe
-    plan: TablePlan
-    output: Path
-    shards: Shards
-    shard: tuple[int, int]
-    config: Any
-    tokenizer: Any
-    kept: KeptSource | None = None
+    Raises:
+        ValueError: what is asked for cannot be done.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        run = recipe.run
+        args = recipe.args
+        if run.tools:
+            raise ValueError(
+                "basis-rl values draws single turns, and a table of those is not of a policy that calls tools. With "
+                "tools take a baseline without a table: rloo, otb, grpo, basis_history."
+            )
+        named = run.values_output_dir or (run.baseline_kwargs or {}).get("values")
+        output = Path(named or f"{args.output_dir}-values")
+        KIND.check_destination(output)
+        if run.values_serve and run.values_servers:
+            raise ValueError("--values_serve starts a server, --values_servers names running ones: set one of the two.")
+        self.recipe = recipe
+        self.output = output
+        self.shard = _shard(run.values_shard)
+        _check_hub(run.values_push_to_hub, args.hub_token)
+        run_plan = Plan(args, reward_funcs=build.build_rewards(recipe))
+        check_temperature(run_plan)
+        check_kwargs(run_plan)
+        self.config, self.tokenizer = build.load_config_and_tokenizer(recipe.model, args)
+        partial = output.with_name(f"{output.name}.partial")
+        # Rollouts that an earlier call has kept, if they are to be graded again instead of drawn.
+        self.kept = KeptSource(kept_folder(output), self.config, self.tokenizer) if run.values_regrade else None
+        use_first_day(self.kept.identity if self.kept is not None else begun(partial) or _provenance(output))
+        loaded = build.load_training_data(recipe, self.tokenizer, run_plan.reward_funcs)
+        run_plan = with_data(run_plan, loaded, processing_class=self.tokenizer)
+        check_with_model(run_plan, self.config)
+        self.plan = TablePlan(
+            dataset=run_plan.train_dataset,
+            reward_funcs=run_plan.reward_funcs,
+            sampling=sampling_of(args),
+            num_rollouts=run.values_num_rollouts,
+            early_exit=run.values_early_exit,
+            seed=args.seed,
+            reward_weights=args.reward_weights,
+            chat_template_kwargs=args.chat_template_kwargs,
+            keep_rollouts=run.values_keep_rollouts and self.kept is None,
+        )
+        served = run.values_serve or run.values_servers
+        sampler = ServerSource.name if served else ModelSource.name_for(run.values_batch_size)
+        identity = self.plan.identity(self.config, self.tokenizer, sampler if self.kept is None else self.kept.name)
+        if self.kept is not None:
+            self.kept.check(identity)
+        self.shards = Shards(partial, identity)
 
     def finished(self) -> ValueTable | None:
-        """The table, if an earlier call, or another process, has made the very same."""
+        """The table, if an earlier call or another process has made it with the same settings."""
         try:
             table = ValueTable.load(self.output) if self.output.is_dir() else None
         except OlderIds:
@@ -87,7 +116,7 @@ class Job:
             return None
         asked = self.shards.identity
         if table is not None and "id_scheme" not in table.provenance:
-            # A table that was converted: what its problems were called counts no more, but all must be there.
+            # A converted table: its record names the problems by their old ids, so compare the problems themselves.
             asked = {key: asked[key] for key in asked.keys() & table.provenance.keys() - {"dataset"}}
             fingerprints = self.plan.fingerprints(self.tokenizer).items()
             table = table if fingerprints <= table.fingerprints.items() else None
@@ -110,7 +139,7 @@ class Job:
         return table if ours else self.finished()
 
     def _put_away(self) -> None:
-        """What the table was made from goes, or stays beside it."""
+        """Delete the rollouts that the table was made from, or keep them beside it (values_keep_rollouts)."""
         self.shards.remove(keep_as=kept_folder(self.output) if self.plan.keep_rollouts else None)
 
     def push(self, table: ValueTable) -> int:
@@ -131,7 +160,7 @@ class Job:
         return 0
 
     @contextmanager
-    def _source(self) -> Iterator[Source | KeptSource]:
+    def _source(self) -> Iterator[sources.Source | KeptSource]:
         if self.kept is not None:
             yield self.kept
             return
@@ -139,77 +168,22 @@ class Job:
         args = self.recipe.args
         name = str(self.recipe.model.model_name_or_path)
         log = self.shards.folder / f"vllm-{self.shard[0]:05d}.log"
-        options = server_options(self.recipe, 0, log) if run.values_serve else None
-        with addresses(run.values_servers or [], options) as urls:
+        options = build.server_options(self.recipe, 0, log) if run.values_serve else None
+        with sources.addresses(run.values_servers or [], options) as urls:
             if not urls:
-                settings = {"trust_remote_code": args.trust_remote_code, **model_init_kwargs(self.recipe)}
-                model = load_model(name, use_cpu=args.use_cpu, **settings)
+                settings = {"trust_remote_code": args.trust_remote_code, **build.model_init_kwargs(self.recipe)}
+                model = sources.load_model(name, use_cpu=args.use_cpu, **settings)
                 yield ModelSource(model, self.tokenizer, run.values_batch_size)
                 return
             for url in urls:
-                check_served(url, name)
-            ends = ends_of(name, self.config, self.tokenizer, self.recipe.model.model_revision)
-            timeout = args.vllm_request_timeout
-            patience = args.vllm_recovery_timeout
-            yield ServerSource(urls, self.config, self.tokenizer, ends, timeout=timeout, patience=patience)
-
-
-def prepare(recipe: Recipe) -> Job:
-    """Check all that can be checked before anything is spent.
-
-    Raises:
-        ValueError: what is asked for cannot be done.
-    """
-    run = recipe.run
-    args = recipe.args
-    if args.world_size > 1:
-        raise ValueError(
-            "basis-rl values runs in one process: start it without accelerate launch. For several GPUs start one for "
-            "each, with --values_shard 0/8, 1/8, ...; or sample from vLLM servers."
-        )
-    if run.tools:
-        raise ValueError(
-            "basis-rl values draws single turns, and a table of those is not of a policy that calls tools. With tools "
-            "take a baseline without a table: rloo, otb, grpo, basis_history."
-        )
-    named = run.values_output_dir or (run.baseline_kwargs or {}).get("values")
-    output = Path(named or f"{args.output_dir}-values")
-    KIND.check_destination(output)
-    if run.values_serve and run.values_servers:
-        raise ValueError("--values_serve starts a server, --values_servers names some that run: set one of the two.")
-    shard = _shard(run.values_shard)
-    _check_hub(run.values_push_to_hub, args.hub_token)
-    run_plan = Plan(args, reward_funcs=build_rewards(recipe))
-    check_temperature(run_plan)
-    check_kwargs(run_plan)
-    config, tokenizer = load_config_and_tokenizer(recipe.model, args)
-    partial = output.with_name(f"{output.name}.partial")
-    kept = KeptSource(kept_folder(output), config, tokenizer) if run.values_regrade else None
-    use_first_day(kept.identity if kept is not None else begun(partial) or _provenance(output))
-    loaded = load_training_data(recipe, tokenizer, run_plan.reward_funcs)
-    run_plan = with_data(run_plan, loaded, processing_class=tokenizer)
-    check_with_model(run_plan, config)
-    plan = TablePlan(
-        dataset=run_plan.train_dataset,
-        reward_funcs=run_plan.reward_funcs,
-        sampling=sampling_of(args),
-        num_rollouts=run.values_num_rollouts,
-        early_exit=run.values_early_exit,
-        seed=args.seed,
-        reward_weights=args.reward_weights,
-        chat_template_kwargs=args.chat_template_kwargs,
-        keep_rollouts=run.values_keep_rollouts and kept is None,
-    )
-    served = run.values_serve or run.values_servers
-    sampler = ServerSource.name if served else ModelSource.name_for(run.values_batch_size)
-    identity = plan.identity(config, tokenizer, sampler if kept is None else kept.name)
-    if kept is not None:
-        kept.check(identity)
-    return Job(recipe, plan, output, Shards(partial, identity), shard, config, tokenizer, kept)
+                sources.check_served(url, name)
+            ends = sources.ends_of(name, self.config, self.tokenizer, self.recipe.model.model_revision)
+            waits = {"timeout": args.vllm_request_timeout, "patience": args.vllm_recovery_timeout}
+            yield ServerSource(urls, self.config, self.tokenizer, ends, **waits)
 
 
 def _provenance(folder: Path) -> dict[str, Any]:
-    """That of the table which is there; empty for none, or one that is damaged."""
+    """The provenance of the table in `folder`; empty if there is none, or a damaged one."""
     with suppress(ValueError, KeyError, OSError):
         return dict(json.loads((folder / METADATA).read_text())["provenance"])
     return {}
@@ -235,10 +209,7 @@ def _shard(text: str | None) -> tuple[int, int]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Within it SIGTERM and SIGUSR1 are a Ctrl-C, once: launchers often send them twice."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Within it SIGTERM and SIGUSR1 act like Ctrl-C, once: launchers often send them twice."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN)

@@ -22,26 +22,14 @@ class EvalArguments(DataArguments):
     """
 
     model: str = option("", "The model: a Hub id or a folder. It may be given without the flag.")
-    benchmarks: list[str] = option(
-        None, "Names, paths of files, or NAME=SOURCE, separated by commas or spaces.", factory=list
-    )
-    output_dir: str | None = option(
-        None, "The folder for the rollouts and the results. The default is runs/eval/MODEL."
-    )
-    compare: str | None = option(
-        None, "The folder of another evaluation, for a paired comparison with it, with p-values."
-    )
+    benchmarks: list[str] = option(None, "Names, files, or NAME=SOURCE, separated by commas or spaces.", factory=list)
+    output_dir: str | None = option(None, "The folder for rollouts and results. The default is runs/eval/MODEL.")
+    compare: str | None = option(None, "The folder of another evaluation, for a paired comparison with p-values.")
     backend: str = option("transformers", "transformers (in this process) or vllm.")
-    vllm_urls: list[str] | None = option(
-        None, "The URLs of servers that are already running. By default one is started, and stopped."
-    )
+    vllm_urls: list[str] | None = option(None, "The URLs of running servers. By default one is started, and stopped.")
     vllm_args: str = option("", "Further arguments of vLLM for the server that is started.")
-    request_timeout: float | None = option(
-        None, "The seconds that vLLM may take for all rollouts of a problem. The default follows from their length."
-    )
-    num_rollouts: int | None = option(
-        None, "The number of rollouts per problem. The default is that of the benchmark, 32 or 1."
-    )
+    request_timeout: float | None = option(None, "Seconds for all rollouts of a problem. By default by their length.")
+    num_rollouts: int | None = option(None, "The number of rollouts per problem. The default is the benchmark's.")
     temperature: float | None = option(None, "The default is that of the benchmark. 0 is greedy.")
     top_p: float | None = option(None, "The default is that of the benchmark, and 1 where temperature is given.")
     top_k: int = option(0, "The number of most likely tokens to sample from. 0 turns it off.")
@@ -82,10 +70,9 @@ class EvalArguments(DataArguments):
         if bool(self.benchmarks) == bool(self.dataset_name):
             raise ValueError("Which benchmarks? `--benchmarks aime24,math500`, or the path of a file; or in place of "
                              "benchmarks your own data, `--dataset_name`.")  # fmt: skip
-        if self.backend not in ("transformers", "vllm"):
-            raise ValueError(f"backend must be transformers or vllm, got '{self.backend}'.")
-        if self.on_invalid_gold not in ("error", "drop"):
-            raise ValueError(f"on_invalid_gold must be 'error' or 'drop', got '{self.on_invalid_gold}'.")
+        for name, words in (("backend", ("transformers", "vllm")), ("on_invalid_gold", ("error", "drop"))):
+            if getattr(self, name) not in words:
+                raise ValueError(f"{name} must be {' or '.join(words)}, got '{getattr(self, name)}'.")
         if self.vllm_urls and self.backend != "vllm":
             raise ValueError("vllm_urls needs --backend vllm.")
         for name in ("num_rollouts", "max_new_tokens", "limit", "batch_size"):
@@ -107,8 +94,7 @@ class EvalArguments(DataArguments):
     @property
     def urls(self) -> list[str]:
         """Servers that run already."""
-        given = [self.vllm_urls] if isinstance(self.vllm_urls, str) else self.vllm_urls or []
-        return [url for word in given for url in word.split(",") if url]
+        return [url for word in self.vllm_urls or [] for url in word.split(",") if url]
 
     @property
     def data(self) -> DataArguments:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,23 +35,20 @@ class Benchmark:
     temperature: float = 0.0
     top_p: float = 1.0
     level_column: str | None = None
-    gold: Sequence[tuple[str, str]] = field(default=())
+    gold: Sequence[tuple[str, str]] = ()
 
 
 # Small sets: the mean of many rollouts. These settings are the ones most models publish their figures with.
-_SAMPLED: Mapping[str, Any] = {"num_rollouts": 32, "temperature": 0.6, "top_p": 0.95}
-SAMPLED_TEMPERATURE = _SAMPLED["temperature"]
-SAMPLED_TOP_P = _SAMPLED["top_p"]
+SAMPLED: Mapping[str, Any] = {"num_rollouts": 32, "temperature": 0.6, "top_p": 0.95}
+# Columns by which results are broken down where a benchmark names none.
 _LEVELS = ("level", "difficulty", "subfield")
 
 BENCHMARKS: dict[str, Benchmark] = {
-    "aime24": Benchmark({"dataset_name": "HuggingFaceH4/aime_2024"}, **_SAMPLED),
-    "aime25": Benchmark({"dataset_name": "math-ai/aime25", "dataset_train_split": "test"}, **_SAMPLED),
-    "amc23": Benchmark({"dataset_name": "math-ai/amc23", "dataset_train_split": "test"}, **_SAMPLED),
-    "hmmt25": Benchmark({"dataset_name": "MathArena/hmmt_feb_2025"}, **_SAMPLED),
-    "math500": Benchmark(
-        {"dataset_name": "HuggingFaceH4/MATH-500", "dataset_train_split": "test"}, level_column="level"
-    ),
+    "aime24": Benchmark({"dataset_name": "HuggingFaceH4/aime_2024"}, **SAMPLED),
+    "aime25": Benchmark({"dataset_name": "math-ai/aime25", "dataset_train_split": "test"}, **SAMPLED),
+    "amc23": Benchmark({"dataset_name": "math-ai/amc23", "dataset_train_split": "test"}, **SAMPLED),
+    "hmmt25": Benchmark({"dataset_name": "MathArena/hmmt_feb_2025"}, **SAMPLED),
+    "math500": Benchmark({"dataset_name": "HuggingFaceH4/MATH-500", "dataset_train_split": "test"}),
     "minerva": Benchmark(
         {"dataset_name": "math-ai/minervamath", "dataset_train_split": "test"},
         gold=(
@@ -123,9 +120,9 @@ def load_benchmark(item: str, data: DataArguments, *, conversational: bool, limi
         system_prompt=data.system_prompt,
         on_missing_gold=data.on_missing_gold,
         max_train_samples=limit,
+        **benchmark.data,
     )
-    loaded = load_prompts(replace(asked, **benchmark.data), conversational=conversational)
-    return _problems(name, benchmark, loaded)
+    return _problems(name, benchmark, load_prompts(asked, conversational=conversational))
 
 
 def load_own(data: DataArguments, *, conversational: bool, limit: int | None, reads: Collection[str]) -> Problems:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from basis_rl.engine import Sampling, prompt_tokens, sample, sample_servers
 from basis_rl.engine.client import request_seed
 from basis_rl.engine.server import ServerOptions
+from basis_rl.evaluation import benchmarks
 from basis_rl.evaluation.arguments import MOST_NEW_TOKENS, EvalArguments
-from basis_rl.evaluation.benchmarks import (
-    SAMPLED_TEMPERATURE,
-    SAMPLED_TOP_P,
-    Benchmark,
-    Problems,
-    checked,
-    load_benchmark,
-    load_own,
-)
+from basis_rl.evaluation.benchmarks import Benchmark, Problems
 from basis_rl.evaluation.rollouts import kept_settings, read_rollouts
 from basis_rl.evaluation.runner import Evaluation, Generate, save_results
 from basis_rl.evaluation.scores import compare, comparison_table, mean_reward, table
@@ -62,18 +54,16 @@ class EvalPlan:
         self.tokenizer = tokenizer
         self.reward = reward
         self.template = options.template_kwargs
-        chat = tokenizer.chat_template is not None
-        own = options.data
-        limit = options.limit
-        loaded = [load_benchmark(b, own, conversational=chat, limit=limit) for b in options.benchmarks]
+        asked: Any = {"conversational": tokenizer.chat_template is not None, "limit": options.limit}
+        loaded = [benchmarks.load_benchmark(item, options.data, **asked) for item in options.benchmarks]
         if options.dataset_name:
-            loaded = [load_own(own, conversational=chat, limit=limit, reads=read_columns([reward]) | {"solution"})]
+            loaded = [benchmarks.load_own(options.data, reads=read_columns([reward]) | {"solution"}, **asked)]
         names = [problems.name for problems in loaded]
         if len(set(names)) < len(names):
             raise ValueError(f"Two benchmarks have the same name: {', '.join(names)}. Give them others: NAME=SOURCE.")
         for problems in loaded:
             check_reward_columns(problems.dataset, [reward], f"data set {problems.name}")
-        loaded = [checked(problems, reward, options.on_invalid_gold) for problems in loaded]
+        loaded = [benchmarks.checked(problems, reward, options.on_invalid_gold) for problems in loaded]
         prompts = [prompt for problems in loaded for prompt in problems.dataset["prompt"]]
         tell_rewards([reward], [rendered_prompt(prompt, tokenizer, self.template) for prompt in prompts], tokenizer)
         # Tokens of context.
@@ -85,11 +75,8 @@ class EvalPlan:
     def _context(self) -> int | None:
         """Tokens that prompt and answer may have together, in the model and at all servers; None is not known."""
         text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
-        limits = [
-            getattr(text, "max_position_embeddings", None),
-            *(check_served(u, self.options.model) for u in self.options.urls),
-        ]
-        return min((limit for limit in limits if limit), default=None)
+        limits = [check_served(url, self.options.model) for url in self.options.urls]
+        return min(filter(None, [getattr(text, "max_position_embeddings", None), *limits]), default=None)
 
     def _max_new_tokens(self, problems: Problems) -> int:
         longest = max(len(prompt_tokens(p, self.tokenizer, self.template)) for p in problems.dataset["prompt"])
@@ -111,16 +98,16 @@ class EvalPlan:
         temperature = options.temperature
         top_p = options.top_p
         if temperature is None:
-            several = rollouts is not None and rollouts > 1
-            temperature = SAMPLED_TEMPERATURE if several and benchmark.temperature == 0 else benchmark.temperature
-            top_p = top_p or (SAMPLED_TOP_P if temperature == SAMPLED_TEMPERATURE else benchmark.top_p)
+            temperature = benchmark.temperature
+            usual_top_p = benchmark.top_p
+            # Several greedy rollouts would be the same one.
+            if temperature == 0 and (rollouts or 1) > 1:
+                temperature = benchmarks.SAMPLED["temperature"]
+                usual_top_p = benchmarks.SAMPLED["top_p"]
+            top_p = top_p or usual_top_p
         rollouts = rollouts or (1 if temperature == 0 else benchmark.num_rollouts)
-        return (
-            Sampling(
-                max_new_tokens, temperature, top_p or 1.0, options.top_k, options.min_p, options.repetition_penalty
-            ),
-            rollouts,
-        )
+        further = (options.top_k, options.min_p, options.repetition_penalty)
+        return Sampling(max_new_tokens, temperature, top_p or 1.0, *further), rollouts
 
     def _prepare(self, problems: Problems) -> Evaluation:
         options = self.options
@@ -234,14 +221,13 @@ class EvalPlan:
 
         def generate(prompts: Any, keys: Any, sampling: Sampling, num_rollouts: int) -> Any:
             torch.manual_seed(options.seed)
-            size = options.batch_size
-            return sample(model, tokenizer, prompts, sampling, num_samples=num_rollouts, batch_size=size)
+            return sample(model, tokenizer, prompts, sampling, num_samples=num_rollouts, batch_size=options.batch_size)
 
         return generate
 
     def _compare(self) -> str:
         options = self.options
-        own: Mapping[str, Any] = {e.problems.name: e.file.read() for e in self.evaluations}
+        own: dict[str, Any] = {e.problems.name: e.file.read() for e in self.evaluations}
         compared = {name: compare(rollouts, own[name]) for name, rollouts in self.other.items()}
         saved = {name: {**asdict(paired), "other": str(options.compare)} for name, paired in compared.items()}
         (options.folder / "comparison.json").write_text(json.dumps(saved, indent=2) + "\n")

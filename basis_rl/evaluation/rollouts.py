@@ -10,9 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from basis_rl.identity import ID_SCHEME, check_scheme
 from basis_rl.run.artefacts import differences, lock, read_lines, write_whole
 
@@ -71,13 +68,12 @@ class RolloutFile:
         self.path = folder / f"{name}.jsonl"
         self.settings_path = folder / f"{name}.settings.json"
         self.settings = {**settings, "id_scheme": ID_SCHEME}
-        if self.path.is_file() and self.settings_path.is_file():
-            differing = differences(kept_settings(self.settings_path), self.settings)
-            if differing:
-                raise ValueError(
-                    f"'{self.path}' holds rollouts that were drawn with other settings: {'; '.join(differing)}. Choose "
-                    "another --output_dir, or remove them."
-                )
+        there = self.path.is_file() and self.settings_path.is_file()
+        if there and (differing := differences(kept_settings(self.settings_path), self.settings)):
+            raise ValueError(
+                f"'{self.path}' holds rollouts that were drawn with other settings: {'; '.join(differing)}. Choose "
+                "another --output_dir, or remove them."
+            )
 
     def resume(self, ids: Sequence[str], num_rollouts: int) -> dict[str, list[GradedRollout]]:
         """The problems of `ids` that have all their rollouts; whatever else is in the file is removed from it."""
@@ -97,13 +93,11 @@ class RolloutFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.with_suffix(".lock").open("w") as file:
             if not lock(file.fileno(), wait=False):
-                raise ValueError(
-                    f"Another process is writing '{self.path}'. Wait for it, or choose another --output_dir."
-                )
+                raise ValueError(f"Another process is writing '{self.path}'. Wait, or choose another --output_dir.")
             yield
 
     def append(self, rollouts: Sequence[GradedRollout]) -> None:
-        """Write the rollouts of one problem and see them on disk."""
+        """Append the rollouts of one problem; they are on the disk when this returns."""
         with self.path.open("a") as file:
             file.write("".join(row.line() for row in rollouts))
             file.flush()
@@ -134,10 +128,3 @@ def read_rollouts(path: Path) -> dict[str, list[GradedRollout]]:
             # A line of another form belongs to another version: it is skipped, and its rollout sampled again.
             found.setdefault(row.prompt_id, {}).setdefault(row.rollout, row)
     return {i: [rows[k] for k in sorted(rows)] for i, rows in found.items()}
-
-
-def counts(rollouts: Mapping[str, Sequence[GradedRollout]]) -> tuple[Tensor, Tensor]:
-    """Rollouts and right rollouts of each problem. Twice ``(P,)`` int64."""
-    n = [len(rows) for rows in rollouts.values()]
-    right = [sum(row.reward == 1.0 for row in rows) for rows in rollouts.values()]
-    return torch.tensor(n, dtype=torch.int64), torch.tensor(right, dtype=torch.int64)

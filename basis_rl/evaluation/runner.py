@@ -21,10 +21,8 @@ from basis_rl.evaluation.rollouts import GradedRollout, RolloutFile
 from basis_rl.evaluation.scores import score
 from basis_rl.rewards.call import call
 from basis_rl.run.artefacts import write_whole
+from basis_rl.run.record import RESULTS
 from basis_rl.values.provenance import fingerprint, rendered_prompt
-
-RESULTS = "results.json"
-
 
 # Where completions come from: it is called with the tokens of the prompts, their keys, the sampling and the number of
 # rollouts, and yields (index of the prompt, its completions) as they are ready. A source with a seed for each prompt
@@ -33,7 +31,7 @@ Generate = Callable[[Sequence[Sequence[int]], Sequence[str], Sampling, int], Ite
 
 
 def golds_fingerprint(problems: Iterable[tuple[str, str]]) -> str:
-    """That of the prompt ids and golds of an evaluation, in their order."""
+    """Fingerprint of the prompt ids and golds of an evaluation, in their order."""
     return fingerprint(json.dumps(list(problems), ensure_ascii=False))
 
 
@@ -64,10 +62,8 @@ class Evaluation:
         chat_template_kwargs: dict[str, Any],
     ) -> None:
         if sampling.temperature == 0 and num_rollouts > 1:
-            raise ValueError(
-                f"{problems.name}: at temperature 0 all {num_rollouts} rollouts of a problem would be the same. Set "
-                "--temperature, or --num_rollouts 1."
-            )
+            same = f"at temperature 0 all {num_rollouts} rollouts of a problem would be the same"
+            raise ValueError(f"{problems.name}: {same}. Set --temperature, or --num_rollouts 1.")
         self.problems = problems
         self.sampling = sampling
         self.num_rollouts = num_rollouts
@@ -96,11 +92,9 @@ class Evaluation:
         with self.file.locked():
             kept = self.file.resume(ids, self.num_rollouts)
             if kept:
-                name = self.problems.name
-                ready = len(kept)
-                print(f"{name}: {ready} of {len(ids)} problems have their rollouts already.", flush=True)
-            missing = [i for i, prompt_id in enumerate(ids) if prompt_id not in kept]
-            if missing:
+                done = f"{len(kept)} of {len(ids)} problems"
+                print(f"{self.problems.name}: {done} have their rollouts already.", flush=True)
+            if missing := [i for i, prompt_id in enumerate(ids) if prompt_id not in kept]:
                 self._draw(generate, reward, missing)
             found = self.file.read()
         equivalent = getattr(reward, "equivalent", lambda pairs: [False] * len(pairs))
@@ -129,11 +123,12 @@ class Evaluation:
 
     def _grade(self, index: int, completions: Sequence[Completion], reward: Any) -> list[GradedRollout]:
         row = self.problems.dataset[index]
+        n = len(completions)
         texts = [completion.text for completion in completions]
-        scores = call(reward, [row] * len(texts), [(each.text, each.token_ids) for each in completions])
+        scores = call(reward, [row] * n, [(each.text, each.token_ids) for each in completions])
         full = (getattr(reward, "reward_range", None) or (0.0, 1.0))[1]
-        answers = reward.answers(texts, [row["prompt"]] * len(texts)) if hasattr(reward, "answers") else texts
-        plain = reward.plain(texts, [row["solution"]] * len(texts)) if hasattr(reward, "plain") else [None] * len(texts)
+        answers = reward.answers(texts, [row["prompt"]] * n) if hasattr(reward, "answers") else texts
+        plain = reward.plain(texts, [row["solution"]] * n) if hasattr(reward, "plain") else [None] * n
         graded = zip(completions, answers, scores, plain, strict=True)
         return [
             GradedRollout(
@@ -153,11 +148,10 @@ class Evaluation:
         ]
 
 
-def save_results(folder: Path, results: dict[str, Any]) -> dict[str, Any]:
-    """Add the results of these benchmarks to ``results.json``; returns all that are there now."""
+def save_results(folder: Path, results: dict[str, Any]) -> None:
+    """Add the results of these benchmarks to ``results.json``."""
     path = folder / RESULTS
     everything = json.loads(path.read_text()) if path.is_file() else {}
     # Results of other benchmarks, from earlier calls, stay.
     everything.update(results)
     write_whole(path, json.dumps(everything, indent=2) + "\n")
-    return everything

@@ -1,4 +1,4 @@
-"""From a recipe to the run: model parts, data, server, trainer."""
+"""From a recipe to the run: rewards, tools, baseline, model parts, data, server, trainer."""
 
 from __future__ import annotations
 
@@ -15,18 +15,63 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from basis_rl.baselines import Baseline
+from basis_rl.baselines import Baseline, build_baseline
 from basis_rl.data import load_prompts
 from basis_rl.data.rows import bare_problem
 from basis_rl.engine.server import ServerOptions
 from basis_rl.evaluation.benchmarks import load_benchmark
+from basis_rl.names import did_you_mean
 from basis_rl.objectives import build_objective
-from basis_rl.recipe.keys import Recipe
-from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
+from basis_rl.recipe.keys import Recipe, RunArguments
+from basis_rl.registry import construct, find
 from basis_rl.rewards.base import read_columns
+from basis_rl.rewards.registry import build_reward, split_params
 from basis_rl.samplers import build_sampler
+from basis_rl.tools import TOOLS
 from basis_rl.trainer import BasisConfig, BasisTrainer
 from basis_rl.trainer.plan import Plan, check_with_model, plan_run, with_data
+
+
+def build_rewards(recipe: Recipe) -> list[Any]:
+    """The reward functions, in the recipe's order.
+
+    Raises:
+        ValueError: a name that is neither registered nor can be imported, parameters or weights that do not fit.
+    """
+    names = recipe.run.reward_funcs
+    weights = recipe.args.reward_weights
+    if weights is not None and len(weights) != len(names):
+        funcs = f"the {len(names)} reward_funcs {', '.join(names)}"
+        raise ValueError(f"reward_weights has {len(weights)} entries for {funcs}: give one for each, in their order.")
+    params = split_params(names, recipe.run.reward_kwargs or {})
+    known: dict[str, Any] = {"max_completion_length": recipe.args.max_completion_length}
+    return [
+        build_reward(name, params[name], known | ({"answer_in": "auto"} if name == "math_verify" else {}))
+        for name in names
+    ]
+
+
+def build_tools(run: RunArguments) -> list[Any]:
+    """The tools.
+
+    Raises:
+        ValueError: a name that is neither registered nor can be imported, or parameters that do not fit.
+    """
+    names = run.tools or []
+    kwargs = dict(run.tool_kwargs or {})
+    for name in kwargs:
+        if name not in names:
+            raise ValueError(f"tool_kwargs: '{name}' is not among the tools {names}.{did_you_mean(name, names)}")
+    return [construct("tool", find("tool", TOOLS, name), name, kwargs.get(name) or {}, "tool_kwargs") for name in names]
+
+
+def build_recipe_baseline(run: RunArguments) -> Baseline:
+    """The recipe's baseline object, from a registered name or a user's class as ``module:Class``.
+
+    Raises:
+        ValueError: no such baseline, or parameters that do not fit it.
+    """
+    return build_baseline(run.baseline, **(run.baseline_kwargs or {}))
 
 
 def load_config_and_tokenizer(model: ModelConfig, args: BasisConfig) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -61,7 +106,7 @@ def load_by_name(name: str, revision: str | None, trust_remote_code: bool) -> tu
 def load_training_data(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, rewards: Sequence[Any] | None = None, *, held_out: bool = False
 ) -> Dataset:
-    """The recipe's problems, as messages if the tokenizer has a chat template; `rewards` are built if they are not."""
+    """The recipe's problems, as messages if the tokenizer has a chat template; `rewards` are built if not given."""
     data = recipe.data
     column = recipe.args.difficulty_column
     if held_out and data.dataset_test_split:
@@ -78,7 +123,8 @@ def load_training_data(
 def load_eval_data(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, rewards: Sequence[Any] | None = None
 ) -> Dataset | dict[str, Dataset] | None:
-    """What training is measured on: the recipe's benchmarks, the held-out problems (with benchmarks: ``held_out``).
+    """What training is measured on: the recipe's benchmarks and, as ``held_out``, the problems that it holds out; the
+    latter alone if there are no benchmarks.
 
     Raises:
         ValueError: an evaluation is asked for without ``eval_strategy``, or there is nothing to measure on.
@@ -102,7 +148,7 @@ def load_eval_data(
 
 
 def _warn_of_overlap(dataset: Dataset, evaluated: Dataset | dict[str, Dataset] | None) -> None:
-    """Compares the texts alone, without golds and known instructions."""
+    """Warn of benchmark problems that are trained on. Only their texts are compared, without golds and instructions."""
     trained = set(map(bare_problem, dataset["prompt"]))
     for name, problems in (evaluated if isinstance(evaluated, dict) else {}).items():
         common = len(trained & set(map(bare_problem, problems["prompt"])))
@@ -111,12 +157,9 @@ def _warn_of_overlap(dataset: Dataset, evaluated: Dataset | dict[str, Dataset] |
 
 
 def model_init_kwargs(recipe: Recipe) -> dict[str, Any]:
-    """What the model is loaded with."""
-    given = {
-        "revision": recipe.model.model_revision,
-        "attn_implementation": recipe.model.attn_implementation,
-        "dtype": recipe.model.dtype,
-    }
+    """The arguments of `from_pretrained` for the model."""
+    model = recipe.model
+    given = {"revision": model.model_revision, "attn_implementation": model.attn_implementation, "dtype": model.dtype}
     extra = recipe.args.model_init_kwargs
     return {**given, **(json.loads(extra) if isinstance(extra, str) else extra or {})}
 
@@ -178,8 +221,7 @@ def build_trainer(recipe: Recipe) -> BasisTrainer:
     plan = plan_recipe(recipe)
     config, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
     loaded = load_training_data(recipe, tokenizer, plan.reward_funcs)
-    evaluated = load_eval_data(recipe, tokenizer, plan.reward_funcs)
-    plan = with_data(plan, loaded, evaluated, processing_class=tokenizer)
+    plan = with_data(plan, loaded, load_eval_data(recipe, tokenizer, plan.reward_funcs), processing_class=tokenizer)
     check_with_model(plan, config)
     _warn_of_overlap(plan.train_dataset, plan.eval_dataset)
     return BasisTrainer(str(recipe.model.model_name_or_path), plan=plan)

@@ -53,7 +53,7 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     config = {k: v for k, v in words.config.items() if k != "env"}
     arguments = split_lists(words.arguments, keys)
     serve = {**config, **peek(arguments, ["serve"])[0]}.get("serve", False)
-    # Who starts a server wants to generate with it.
+    # A server that is started is meant to be used: without these keys, training would generate by itself.
     if str(serve).lower() in ("true", "t", "yes", "y", "1"):
         config = {"use_vllm": True, "vllm_mode": "server", **config}
     # Checked here, because the trainer's settings, which are made below, fail without a GPU.

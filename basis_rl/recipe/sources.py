@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 OURS = Path(__file__).resolve().parents[1]
-# The files of classes that TRL and transformers export lazily, so that no import leads to them.
+# The files of classes that TRL and transformers export lazily, so that no import statement leads to them.
 HOMES = {
     "TrainingArguments": ("transformers", "training_args.py"),
     "GRPOConfig": ("trl", "trainer/grpo_config.py"),
@@ -26,7 +25,8 @@ HOMES = {
 # The commands whose own keys stand in a section of the recipe, `values: {num_rollouts: 8}`. On the command line and in
 # the code the section begins the name: --values_num_rollouts.
 SECTIONS = ("values", "clusters")
-EMPTY: dict[str, Any] = {"list": [], "dict": {}, "tuple": ()}
+# The source of our own dataclasses' keys; those of RunArguments are told apart by their section.
+_SOURCES = {"RunArguments": "run", "DataArguments": "data", "EvalArguments": "eval", "BasisConfig": "trainer"}
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,9 @@ def known_keys(of: str = "recipe") -> list[Key]:
         LookupError: TRL or transformers declare their configurations in other files than the versions we know.
     """
     if of == "eval":
-        return _keys(Module(OURS / "evaluation" / "arguments.py"), "EvalArguments")
-    run = Module(OURS / "recipe" / "keys.py")
+        return _keys(OURS / "evaluation" / "arguments.py", "EvalArguments")
     classes = ("RunArguments", "DataArguments", "ModelConfig", "BasisConfig")
-    return [key for name in classes for key in _keys(run, name)]
+    return [key for name in classes for key in _keys(OURS / "recipe" / "keys.py", name)]
 
 
 def section_of(key: str) -> tuple[str, str] | None:
@@ -76,24 +75,22 @@ def section_of(key: str) -> tuple[str, str] | None:
     return (section, name) if section in SECTIONS and name else None
 
 
-def _keys(module: Module, name: str) -> list[Key]:
-    """The fields of a dataclass, those of its bases first."""
+def _keys(file: Path, name: str) -> list[Key]:
+    """The fields of a dataclass that `file` declares or imports, those of its bases first."""
     found: dict[str, Key] = {}
-    home, declared = module.class_named(name)
+    home, declared = class_named(file, name)
     for base in declared.bases:
         found |= {key.name: key for key in _keys(home, ast.unparse(base))}
     for node in declared.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            key = _key(node, home, declared, found.get(node.target.id))
+            key = _key(node.target.id, node, home, declared, found.get(node.target.id))
             if key is not None:
                 found[key.name] = key
     return list(found.values())
 
 
-def _key(node: ast.AnnAssign, home: Module, declared: ast.ClassDef, inherited: Key | None) -> Key | None:
+def _key(name: str, node: ast.AnnAssign, home: Path, declared: ast.ClassDef, inherited: Key | None) -> Key | None:
     """The key of a field; None for one that is no argument."""
-    assert isinstance(node.target, ast.Name), "a field has a name"
-    name = node.target.id
     given: dict[str, ast.expr] = {}
     if isinstance(node.value, ast.Call):
         given = {keyword.arg: keyword.value for keyword in node.value.keywords if keyword.arg}
@@ -103,111 +100,92 @@ def _key(node: ast.AnnAssign, home: Module, declared: ast.ClassDef, inherited: K
         given = {"default": node.value}
     if "init" in given or "ClassVar" in ast.unparse(node.annotation):
         return None
-    values = {key: home.value(each, declared) for key, each in given.items()}
+    values = {key: value_of(home, each, declared) for key, each in given.items()}
     default = values.get("factory", values.get("default_factory", values.get("default")))
+    shown = default if isinstance(default, str) else json.dumps(default, default=str, ensure_ascii=False)
     text = values.get("help") or (values.get("metadata") or {}).get("help") or ""
     hint = re.sub(r"\b([a-z_]\w*\.)+(?=[A-Z])", "", ast.unparse(node.annotation))
-    return Key(name, hint, _default(default), " ".join(text.split()), _source(home, declared.name, name, inherited))
+    theirs = "transformers" if declared.name == "TrainingArguments" else "trl"
+    source = _SOURCES.get(declared.name) or (inherited.source if inherited else theirs)
+    if declared.name == "RunArguments" and (section := section_of(name)):
+        source = section[0]
+    return Key(name, hint, shown, " ".join(text.split()), source)
 
 
-def _default(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+def value_of(file: Path, node: ast.expr, scope: ast.ClassDef | None = None) -> Any:
+    """The value of an expression of a `file`, in a class (`scope`) or outside; one that must be run, as written."""
+    match node:
+        case ast.Lambda():
+            return value_of(file, node.body, scope)
+        case ast.Name():
+            return _named(file, node.id, scope)
+        case ast.JoinedStr():
+            return "".join(str(value_of(file, part, scope)) for part in node.values)
+        case ast.FormattedValue():
+            return value_of(file, node.value, scope)
+        case ast.Dict():
+            found: dict[Any, Any] = {}
+            for key, each in zip(node.keys, node.values, strict=True):
+                value = value_of(file, each, scope)
+                # Without a key it is a dictionary that is unpacked, `**value`.
+                found |= value if key is None else {value_of(file, key, scope): value}
+            return found
+        case ast.Call(func=ast.Attribute(value=between, attr="join"), args=[parts]):
+            return value_of(file, between, scope).join(value_of(file, parts, scope))
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
 
 
-def _source(home: Module, declared: str, name: str, inherited: Key | None) -> str:
-    """Whose key it is, and of this package's which part's."""
-    ours = {"DataArguments": "data", "EvalArguments": "eval", "BasisConfig": "trainer"}
-    if declared == "RunArguments":
-        return (section_of(name) or ("run",))[0]
-    if declared in ours:
-        return ours[declared]
-    if inherited is not None:
-        return inherited.source
-    return "transformers" if declared == "TrainingArguments" else "trl"
+def _named(file: Path, name: str, scope: ast.ClassDef | None = None) -> Any:
+    """The value that a name was last given, in a class or in the module; or the name."""
+    for body in filter(None, (scope, _parsed(file))):
+        for node in reversed(list(ast.walk(body))):
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+                    return value_of(file, node.value)
+    if found := _imported(file, name):
+        return _named(*found)
+    # As a factory, the name of a type makes an empty one.
+    return {"list": [], "dict": {}}.get(name, name)
 
 
-class Module:
-    """A file of Python that is read and not run."""
+def class_named(file: Path, name: str) -> tuple[Path, ast.ClassDef]:
+    """A class and the file that declares it, found along imports.
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    Raises:
+        LookupError: there is none.
+    """
+    for node in _parsed(file).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return file, node
+    found = _imported(file, name)
+    if found is None:
+        raise LookupError(f"{file} declares no class {name}.")
+    return class_named(*found)
 
-    def value(self, node: ast.expr, scope: ast.ClassDef | None = None) -> Any:
-        """The value of an expression; one that would have to be run, as it is written."""
-        if isinstance(node, ast.Lambda):
-            return self.value(node.body, scope)
-        if isinstance(node, ast.Name):
-            return self.named(node.id, scope)
-        if isinstance(node, ast.JoinedStr):
-            return "".join(str(self.value(part, scope)) for part in node.values)
-        if isinstance(node, ast.FormattedValue):
-            return self.value(node.value, scope)
-        if isinstance(node, ast.Dict):
-            return dict(self._entries(node, scope))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "join":
-            return self.value(node.func.value, scope).join(self.value(node.args[0], scope))
-        try:
-            return ast.literal_eval(node)
-        except ValueError:
-            return ast.unparse(node)
 
-    def _entries(self, node: ast.Dict, scope: ast.ClassDef | None) -> Iterator[tuple[Any, Any]]:
-        for key, each in zip(node.keys, node.values, strict=True):
-            if key is None:
-                yield from self.value(each, scope).items()
-            else:
-                yield self.value(key, scope), self.value(each, scope)
+def _imported(file: Path, name: str) -> tuple[Path, str] | None:
+    """The file that a name is imported from, and its name there."""
+    for node in _parsed(file).body:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    found = _file(file, node, alias.name)
+                    return (found, alias.name) if found else None
+    return None
 
-    def named(self, name: str, scope: ast.ClassDef | None = None) -> Any:
-        """The value that a name was last given, in a class or in the module; or the name."""
-        for body in (scope, self.tree()):
-            for node in reversed(list(ast.walk(body)) if body else []):
-                if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                    if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-                        return self.value(node.value)
-        found = self._imported(name)
-        return found[0].named(found[1]) if found else EMPTY.get(name, name)
 
-    def class_named(self, name: str) -> tuple[Module, ast.ClassDef]:
-        """A class and the module that declares it, found along imports.
-
-        Raises:
-            LookupError: there is none.
-        """
-        for node in self.tree().body:
-            if isinstance(node, ast.ClassDef) and node.name == name:
-                return self, node
-        found = self._imported(name)
-        if found is None:
-            raise LookupError(f"{self.file} declares no class {name}.")
-        return found[0].class_named(found[1])
-
-    def _imported(self, name: str) -> tuple[Module, str] | None:
-        """The module that a name is imported from, and its name there."""
-        for node in self.tree().body:
-            if isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    if (alias.asname or alias.name) == name:
-                        file = self._file(node, alias.name)
-                        return (Module(file), alias.name) if file else None
-        return None
-
-    def _file(self, node: ast.ImportFrom, name: str) -> Path | None:
-        parts = (node.module or "").split(".")
-        if node.level:
-            return _of(self.file.parents[node.level - 1].joinpath(*parts))
-        if parts[0] == OURS.name:
-            return _of(OURS.joinpath(*parts[1:]))
+def _file(file: Path, node: ast.ImportFrom, name: str) -> Path | None:
+    """The file behind ``from ... import name`` in `file`; None for packages other than ours and those of `HOMES`."""
+    parts = (node.module or "").split(".")
+    if not node.level and parts[0] != OURS.name:
         package, inside = HOMES.get(name, ("", ""))
         spec = find_spec(package) if package else None
         return Path(str(spec.origin)).parent / inside if spec else None
-
-    def tree(self) -> ast.Module:
-        return _parsed(self.file)
-
-
-def _of(path: Path) -> Path:
+    path = file.parents[node.level - 1].joinpath(*parts) if node.level else OURS.joinpath(*parts[1:])
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 

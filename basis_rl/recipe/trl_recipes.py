@@ -28,10 +28,8 @@ def from_trl(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     result = dict(config)
     notes = []
     for key in _WITHOUT_MEANING:
-        if key in result:
-            value = result.pop(key)
-            if value:
-                notes.append(f"TRL's key {key} is left out: it has no meaning here.")
+        if result.pop(key, None):
+            notes.append(f"TRL's key {key} is left out: it has no meaning here.")
     if result.pop("reward_model_name_or_path", None):
         raise ValueError(
             "reward_model_name_or_path: basis-rl trains with verifiable rewards and loads no reward model. Give a "
@@ -59,18 +57,13 @@ def _take_datasets(config: dict[str, Any], notes: list[str]) -> None:
 
 def translate_rewards(names: list[str]) -> tuple[list[str], dict[str, Any], list[str]]:
     """TRL's names of rewards as this package's, the parameters that go with them, and what was translated."""
-    found = []
-    parameters = {}
+    found = {name: TRL_REWARDS[name] for name in names if name in TRL_REWARDS}
     notes = []
-    for name in names:
-        own, params = TRL_REWARDS.get(name, (name, {}))
-        if own != name:
-            shown = f" with {', '.join(f'{k} {v}' for k, v in params.items())}" if params else ""
-            notes.append(f"TRL's reward {name} is read as {own}{shown}.")
-        if params:
-            parameters[own] = params
-        found.append(own)
-    return found, parameters, notes
+    for name, (own, params) in found.items():
+        shown = f" with {', '.join(f'{k} {v}' for k, v in params.items())}" if params else ""
+        notes.append(f"TRL's reward {name} is read as {own}{shown}.")
+    parameters = {own: params for own, params in found.values() if params}
+    return [TRL_REWARDS[name][0] if name in found else name for name in names], parameters, notes
 
 
 def _take_scale(config: dict[str, Any], notes: list[str]) -> None:

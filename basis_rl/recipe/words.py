@@ -38,9 +38,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+_FLOAT = re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,7 @@ def read_words(argv: Sequence[str]) -> Words:
     """
     path, rest = split_path(list(argv))
     config, notes = from_trl(without_sections(read_recipe(path), path)) if path else ({}, [])
-    arguments = take_dictionaries(rest, config)
-    return Words(path, config, arguments, notes)
+    return Words(path, config, take_dictionaries(rest, config), notes)
 
 
 def split_path(argv: list[str]) -> tuple[str | None, list[str]]:
@@ -95,9 +93,7 @@ def parse_value(flag: str, text: str) -> Any:
         return parse_yaml(text)
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or error
-        raise ValueError(
-            f"{flag} {text}: the value is not valid YAML: {problem}. A text is given as '\"{text}\"'."
-        ) from error
+        raise ValueError(f"{flag} {text}: this is not valid YAML: {problem}. Quote a text: '\"{text}\"'.") from error
 
 
 def peek(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -120,9 +116,8 @@ def read_recipe(path: str) -> dict[str, Any]:
     Raises:
         ValueError: no such file, or no mapping in YAML.
     """
-    file = resources.recipe(path)
     try:
-        config = parse_yaml(file.read_text())
+        config = parse_yaml(resources.recipe(path).read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"'{path}' is not valid YAML: {error}") from error
     if config is None:
@@ -136,11 +131,9 @@ def with_sections(config: Mapping[str, Any]) -> dict[str, Any]:
     """Keys as a recipe has them, from their names on the command line."""
     found: dict[str, Any] = {}
     for key, value in config.items():
-        place = section_of(key)
-        if place is None:
-            found[key] = value
-        else:
-            found.setdefault(place[0], {})[place[1]] = value
+        section, name = section_of(key) or ("", key)
+        place = found.setdefault(section, {}) if section else found
+        place[name] = value
     return found
 
 
@@ -150,13 +143,8 @@ def without_sections(config: Mapping[str, Any], path: str) -> dict[str, Any]:
     Raises:
         ValueError: a section that is no mapping, a key that stands outside its section.
     """
-    outside = {key: value for key, value in config.items() if section_of(key)}
-    if outside:
-        moved = yaml.safe_dump(with_sections(outside), default_flow_style=None, sort_keys=False).strip()
-        raise ValueError(
-            f"{', '.join(outside)} in '{path}': the keys of `basis-rl values` and `basis-rl clusters` now stand in "
-            f"sections of their own. Write instead:\n{moved}"
-        )
+    if outside := ", ".join(".".join(place) for place in map(section_of, config) if place):
+        raise ValueError(f"'{path}': write {outside} in sections of their own, as in `values: {{num_rollouts: 8}}`.")
     found: dict[str, Any] = {}
     for key, value in config.items():
         if key not in SECTIONS:
@@ -174,14 +162,15 @@ def set_environment(config: Mapping[str, Any]) -> None:
         os.environ[name] = str(value)
 
 
-def _put(config: dict[str, Any], key: str, entry: str, value: Any) -> None:
-    """Set an entry of a dictionary in `config`, or one of the dictionary within it that `entry` names by a dot."""
-    whole = config.get(key) or {}
-    outer, _, inner = entry.rpartition(".")
-    if not isinstance(whole, dict) or (outer and not isinstance(whole.get(outer) or {}, dict)):
-        raise ValueError(f"--{key}.{entry}: {key}{'.' + outer if outer and isinstance(whole, dict) else ''} must be a "
-                         "mapping in the recipe.")  # fmt: skip
-    config[key] = {**whole, outer: {**(whole.get(outer) or {}), inner: value}} if outer else {**whole, entry: value}
+def _put(config: dict[str, Any], flag: str, path: Sequence[str], value: Any) -> None:
+    """Set the value at a path of names, ``[reward_kwargs, overlong, cache]``; dictionaries on the way are copied."""
+    place = config
+    for depth, name in enumerate(path[:-1], 1):
+        if not isinstance(place.get(name) or {}, dict):
+            raise ValueError(f"{flag}: {'.'.join(path[:depth])} must be a mapping in the recipe.")
+        place[name] = dict(place.get(name) or {})
+        place = place[name]
+    place[path[-1]] = value
 
 
 def take_dictionaries(argv: Sequence[str], config: dict[str, Any]) -> list[str]:
@@ -194,6 +183,8 @@ def take_dictionaries(argv: Sequence[str], config: dict[str, Any]) -> list[str]:
     for word in words:
         flag, equals, inline = word.partition("=")
         key, dot, entry = flag.removeprefix("--").partition(".")
+        # The key of a reward may hold dots itself: `module.name`. Only the last one separates.
+        path = [key, *filter(None, entry.rpartition(".")[::2])]
         if not flag.startswith("--") or key not in DICT_KEYS:
             rest.append(word)
             continue
@@ -201,12 +192,9 @@ def take_dictionaries(argv: Sequence[str], config: dict[str, Any]) -> list[str]:
         if text is None:
             raise ValueError(f"{flag} needs a value.")
         value = parse_value(flag, text)
-        if dot:
-            _put(config, key, entry, value)
-        elif isinstance(value, dict):
-            config[key] = value
-        else:
+        if not dot and not isinstance(value, dict):
             raise ValueError(f"{flag} must be a JSON object, got {text!r}.")
+        _put(config, flag, path, value)
     return rest
 
 

@@ -40,10 +40,7 @@ def model_card(
         curves=curves,
         citations=citations(info.baseline, info.objective),
     )
-    known = info.license
-    license: dict[str, Any] = (
-        {"license": known.id, "license_name": known.name, "license_link": known.link} if known else {}
-    )
+    license = info.license
     data = ModelCardData(
         base_model=info.base_model if info.base_on_hub else None,
         datasets=list(info.datasets) or None,
@@ -53,7 +50,9 @@ def model_card(
         pipeline_tag="text-generation",
         tags=list(info.tags),
         eval_results=list(results) or None,
-        **license,
+        license=license.id if license else None,
+        license_name=license.name if license else None,
+        license_link=license.link if license else None,
     )
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
 

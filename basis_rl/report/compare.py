@@ -45,6 +45,11 @@ class Comparison:
         """The runs of all groups."""
         return [run for group in self.groups for run in group.runs]
 
+    @property
+    def keys(self) -> set[str]:
+        """Every key that a run has logged."""
+        return {key for run in self.runs for key in run.logged}
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -198,28 +203,19 @@ def points(group: Group, key: str, budget: float) -> Curve | None:
     return Curve(places, np.array([np.interp(places, x, y, left=math.nan, right=math.nan) for x, y in series]))
 
 
-def evaluations(groups: Sequence[Group]) -> list[str]:
-    """Keys of evaluation results, by `accuracies`."""
-    return accuracies(_keys(groups))
+def evaluations(keys: Collection[str]) -> list[str]:
+    """Those keys of a log that are results of evaluations, the shorter ones first.
 
-
-def accuracies(keys: Collection[str]) -> list[str]:
-    """Of a log's keys the evaluations', the shorter ones first.
-
-    Of a set it is ``avg@k`` if that was logged, else ``reward``, a mean of batch means.
+    Of an evaluation set it is ``avg@k`` if that was logged, else ``reward``, a mean of batch means.
     """
     found = _matching(keys, r"(eval_(?:[^/]+_)?)(avg@\d+|reward)")
     exact = {key[1] for key in found if key[2] != "reward"}
     return [key[0] for key in found if key[2] != "reward" or key[1] not in exact]
 
 
-def largest_passes(groups: Sequence[Group]) -> list[str]:
-    """``pass@k`` of each evaluation set, for the largest k that was logged."""
-    return list({key[1]: key[0] for key in _matching(_keys(groups), r"(eval_(?:[^/]+_)?pass@)\d+")}.values())
-
-
-def _keys(groups: Sequence[Group]) -> set[str]:
-    return {key for group in groups for run in group.runs for key in run.logged}
+def largest_passes(keys: Collection[str]) -> list[str]:
+    """Those keys of a log that are ``pass@k`` of an evaluation set, for the largest k that was logged."""
+    return list({key[1]: key[0] for key in _matching(keys, r"(eval_(?:[^/]+_)?pass@)\d+")}.values())
 
 
 def _matching(keys: Collection[str], pattern: str) -> list[re.Match[str]]:
@@ -273,7 +269,7 @@ def difference(group: Group, values: Sequence[float], other: Group, others: Sequ
         for side, found in ((group, values), (other, others))
     )
     if by_seed.keys() == by_seed_b.keys() and len(by_seed) == a.n == b.n:
-        # Runs of one seed share prompts and their order, which the difference of a pair does not contain.
+        # Runs of one seed have the same prompts in the same order, so pairing them removes that part of the spread.
         paired = [by_seed[seed] - by_seed_b[seed] for seed in by_seed]
         return Estimate(mean, _t(n - 1) * stdev(paired) / math.sqrt(n), n)
     parts = [a.spread**2 / a.n, b.spread**2 / b.n]

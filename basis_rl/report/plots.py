@@ -12,16 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from basis_rl.report.compare import (
-    Comparison,
-    Curve,
-    accuracies,
-    curve,
-    evaluation_name,
-    evaluations,
-    largest_passes,
-    points,
-)
+from basis_rl.report import compare
+from basis_rl.report.compare import Comparison, Curve, evaluation_name
 from basis_rl.report.tables import METRICS, PERCENT, Metric, table_price, time_unit
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, for white and lightened for a dark page. Further
@@ -50,7 +42,7 @@ _AXES = {
 def plots(comparison: Comparison) -> list[Metric]:
     """The plots for which at least one run has logged something."""
     titles = {"reward": "reward"}
-    for key in [*evaluations(comparison.groups), *largest_passes(comparison.groups)]:
+    for key in [*compare.evaluations(comparison.keys), *compare.largest_passes(comparison.keys)]:
         titles[key] = f"evaluation, {evaluation_name(key)}".strip(", ")
     learning = partial(Metric, section="Learning curves")
     wanted = [
@@ -65,7 +57,7 @@ def plots(comparison: Comparison) -> list[Metric]:
 
 def lines(comparison: Comparison, plot: Metric) -> list[Curve | None]:
     """The curve of each group, None for a group that has not logged the metric."""
-    draw = points if plot.key.startswith("eval_") else curve
+    draw = compare.points if plot.key.startswith("eval_") else compare.curve
     return [draw(group, plot.key, comparison.budget) for group in comparison.groups]
 
 
@@ -88,8 +80,7 @@ def svg(comparison: Comparison, plot: Metric) -> str:
 def png(comparison: Comparison, plot: Metric, path: Path) -> None:
     """Write the plot to a file, with a legend, on white."""
     figure = _draw(comparison, plot)
-    legend = figure.legend(loc="upper left", bbox_to_anchor=(0.1, 0.02), fontsize=8, frameon=False)
-    for text in legend.get_texts():
+    for text in figure.legend(loc="upper left", bbox_to_anchor=(0.1, 0.02), fontsize=8, frameon=False).get_texts():
         text.set_parse_math(False)
     figure.savefig(path, format="png", dpi=110, facecolor="white", **_SAVED)
 
@@ -155,10 +146,9 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
     """Plot those of reward, evaluations, baseline's error and beta that were logged; no file without any."""
     from matplotlib.figure import Figure
 
-    keys = accuracies({key for row in log for key in row})
+    keys = compare.evaluations({key for row in log for key in row})
     evaluated = [Metric(f"evaluation: {evaluation_name(key) or 'reward'}", key) for key in keys]
-    own = (metric for metric in METRICS if metric.key in _OF_A_RUN)
-    metrics = [Metric("mean reward", "reward"), *evaluated, *own]
+    metrics = [Metric("mean reward", "reward"), *evaluated, *(metric for metric in METRICS if metric.key in _OF_A_RUN)]
     shown = [metric for metric in metrics if any(row.get(metric.key) is not None for row in log)]
     # A run of fewer steps than logging_steps has logged nothing.
     if not shown:

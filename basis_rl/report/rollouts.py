@@ -17,9 +17,8 @@ from typing import Any
 from basis_rl.run.rollouts import Row, files, read
 from basis_rl.text import printable, render
 
-# The largest comes first; of one step the order is that of the batch.
+# The largest comes first.
 SORTS: dict[str, Callable[[Row], float]] = {
-    "step": lambda row: float(row["step"]),
     "reward": lambda row: -math.inf if row["reward"] is None else float(row["reward"]),
     "advantage": lambda row: abs(row["advantage"] or 0.0),
     "length": lambda row: float(row["tokens"]),
@@ -48,7 +47,7 @@ def choose(
         below: rewards are at most this; rollouts without a reward are left out.
         above: rewards are at least this; likewise.
         prompt: is in the text of the prompt, in whatever case, or begins its prompt_id.
-        sort: see `SORTS`.
+        sort: ``step``, the newest first and in the order of the batch, or a key of `SORTS`.
         limit: see above.
 
     Raises:
@@ -77,8 +76,7 @@ def choose(
         if (below is not None or above is not None) and reward is None:
             return False
         in_range = (below is None or reward <= below) and (above is None or reward >= above)
-        wanted = prompt.casefold()
-        return in_range and (wanted in row["prompt"].casefold() or row["prompt_id"].startswith(prompt))
+        return in_range and (prompt.casefold() in row["prompt"].casefold() or row["prompt_id"].startswith(prompt))
 
     found = filter(fits, read(paths))
     # The newest step is read first, so that nothing more is read than is shown.

@@ -56,6 +56,7 @@ class Run:
     recipe: dict[str, Any] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
     benchmarks: dict[str, float] = field(default_factory=dict)
+    _series: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False)
 
     @property
     def seed(self) -> Any:
@@ -101,16 +102,11 @@ class Run:
 
         Several values at the same x (several updates on one batch) are averaged.
         """
-        x, y = self._averaged.get(key, _NOTHING)
-        return x, y
-
-    @cached_property
-    def _averaged(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        found = {}
-        for key, (places, values) in self.logged.items():
+        if key not in self._series:
+            places, values = self.logged.get(key, _NOTHING)
             x, index = np.unique(places, return_inverse=True)
-            found[key] = x, np.bincount(index, weights=values) / np.bincount(index)
-        return found
+            self._series[key] = x, np.bincount(index, weights=values) / np.bincount(index)
+        return self._series[key]
 
     @cached_property
     def logged(self) -> dict[str, np.ndarray]:
@@ -168,10 +164,7 @@ def read_run(folder: Path) -> Run:
     # Rows without a number of rollouts have no place on the axis that runs are compared on.
     rows = [row for row in rows if row.get("num_rollouts", -1) >= 0]
     if not rows or rows[-1]["num_rollouts"] == 0:
-        raise ValueError(
-            f"The log of '{folder}' has no `num_rollouts`, so the run cannot be compared: another trainer or an older "
-            "basis-rl wrote it. Train it again."
-        )
+        raise ValueError(f"The log of '{folder}' has no `num_rollouts`: another trainer wrote it. Train the run again.")
     for row in rows:
         if "advantages/zero" in row:
             row[EFFECTIVE] = 1.0 - row["advantages/zero"]
@@ -293,10 +286,9 @@ def _labels(settings: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list
     for key in dict.fromkeys(["baseline", *differing(settings)]):
         longer = [f"{old} {_part(key, known.get(key))}".strip() for old, known in zip(labels, settings, strict=True)]
         # A setting is added only where groups with the same label so far differ in it.
-        variants = Counter(old for old, _ in set(zip(labels, longer, strict=True)))
-        labels = [
-            new if key == "baseline" or variants[old] > 1 else old for old, new in zip(labels, longer, strict=True)
-        ]
+        pairs = list(zip(labels, longer, strict=True))
+        variants = Counter(old for old, _ in set(pairs))
+        labels = [new if key == "baseline" or variants[old] > 1 else old for old, new in pairs]
     labels = [label or name for label, name in zip(labels, names, strict=True)]
     uses = Counter(labels)
     return [label if uses[label] == 1 else f"{label} ({name})" for label, name in zip(labels, names, strict=True)]

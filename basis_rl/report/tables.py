@@ -101,7 +101,7 @@ def final_table(comparison: Comparison) -> Table:
     groups = comparison.groups
     budget = comparison.budget
     accuracies = []
-    for key in [*compare.evaluations(groups), *compare.largest_passes(groups)]:
+    for key in [*compare.evaluations(comparison.keys), *compare.largest_passes(comparison.keys)]:
         value = partial(compare.last_until, key=key, budget=budget)
         accuracies.append(_Column(f"eval {compare.evaluation_name(key) or 'reward'}", value, THREE))
     for name in dict.fromkeys(name for run in comparison.runs for name in run.benchmarks):
@@ -180,8 +180,7 @@ def diagnostics_table(comparison: Comparison) -> Table:
     """Those metrics of the baseline, the gradient and the policy that were logged."""
     columns = []
     for metric in METRICS:
-        share = END if metric.end else 1.0
-        value = partial(compare.mean_until, key=metric.key, budget=comparison.budget, share=share)
+        value = partial(compare.mean_until, key=metric.key, budget=comparison.budget, share=END if metric.end else 1.0)
         if metric.section == Metric.section and not all(math.isnan(value(run)) for run in comparison.runs):
             columns.append(_Column(metric.title + " at the end" * metric.end, value, metric.show))
     rows = [Row([group.label, *_cells(group, columns)], i) for i, group in enumerate(comparison.groups)]

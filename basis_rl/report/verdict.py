@@ -53,7 +53,7 @@ def verdict(comparison: Comparison) -> list[str]:
 def _measure(comparison: Comparison) -> tuple[str, Callable[[Run], float]]:
     """The measure that ranks the groups: its name, in words that a number can follow, and its value for a run."""
     common = {}
-    for key in compare.evaluations(comparison.groups):
+    for key in compare.evaluations(comparison.keys):
         value = partial(compare.last_until, key=key, budget=comparison.budget)
         if all(over_seeds([value(run) for run in group.runs]).n for group in comparison.groups):
             common[key] = value
@@ -99,10 +99,11 @@ def _others(best: str, places: Sequence[_Place], leads: Sequence[Estimate]) -> s
     parts = []
     for sure, words in ((True, "is ahead of"), (False, "is not certain to be ahead of")):
         found = [
-            (group.label, lead) for (group, _), lead in zip(places, leads, strict=True) if lead.excludes_zero == sure
+            f"'{group.label}' ({signed(lead.mean, THREE)}{interval(lead, THREE)})"
+            for (group, _), lead in zip(places, leads, strict=True)
+            if lead.excludes_zero == sure
         ]
-        told = [f"'{label}' ({signed(lead.mean, THREE)}{interval(lead, THREE)})" for label, lead in found]
-        parts += [f"{words} {', '.join(told)}"] if told else []
+        parts += [f"{words} {', '.join(found)}"] if found else []
     return f"'{best}' {'; it '.join(parts)}."
 
 

@@ -61,7 +61,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects in a file of lines, ``.gz`` or plain; one that was cut off, or is being written, is ignored."""
     opened: Any = gzip.open if path.suffix == ".gz" else open
     with suppress(FileNotFoundError, gzip.BadGzipFile, EOFError, zlib.error), opened(path, "rb") as file:
-        # A few bytes may unpack to one endless line.
+        # A bound, because a few bytes may unpack to one endless line.
         while line := file.readline(_LONGEST_LINE):
             with suppress(ValueError, RecursionError):
                 found = json.loads(line)
@@ -86,7 +86,7 @@ def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def lock(file: int, *, wait: bool) -> bool:
-    """Whether the open file (a descriptor) is ours now; True as well where the file system has no locks."""
+    """Lock an open file (a descriptor). Returns whether it is ours now; True where the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
@@ -137,9 +137,8 @@ class Kind:
         part.mkdir(parents=True)
         for name, table in tables.items():
             pq.write_table(table, part / name)
-        (part / METADATA).write_text(
-            json.dumps({"format": self.format, "id_scheme": ID_SCHEME, **metadata}, indent=2) + "\n"
-        )
+        metadata = {"format": self.format, "id_scheme": ID_SCHEME, **metadata}
+        (part / METADATA).write_text(json.dumps(metadata, indent=2) + "\n")
         if path.exists():
             path.rename(old)
         part.rename(path)
@@ -162,16 +161,11 @@ class Kind:
         for name in (METADATA, self.main_file):
             if not (folder / name).is_file():
                 raise ValueError(f"'{folder}' is not a {self.what}: it has no {name}.")
-        try:
+        with self.naming_damage(folder):
             metadata: dict[str, Any] = json.loads((folder / METADATA).read_text())
             version = int(metadata["format"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"The {self.what} '{folder}' is damaged: {METADATA} cannot be read ({type(error).__name__}: {error}). "
-                f"Build it again with `{self.command}`."
-            ) from error
         if version > self.format:
-            raise ValueError(f"'{folder}' was written by a newer basis-rl (format {metadata['format']}). Upgrade it.")
+            raise ValueError(f"'{folder}' was written by a newer basis-rl (format {version}). Upgrade it.")
         if not any_ids:
             check_scheme(f"The {self.what} '{path_or_hub_id}'", metadata.get("id_scheme"), folder)
         return folder, metadata

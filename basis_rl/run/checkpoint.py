@@ -34,7 +34,8 @@ _PICKLE = b"\x80"
 # Seconds until what one machine has written to a network file system must be seen on another.
 PATIENCE = 60.0
 # What a start from the beginning moves aside: what an earlier run has left in its folder.
-_OF_A_RUN = ("*.json", "*.jsonl", "*.safetensors", "*.bin", "*.pt", "*.png", "*.jinja", "README.md", "recipe.yaml")
+_OF_A_RUN = ["*.json", "*.jsonl", "*.safetensors", "*.bin", "*.pt", "*.png", "*.jinja", "README.md", "recipe.yaml"]
+_OF_A_RUN += [LAST, "completions", "rollouts"]
 _WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors", "pytorch_model*.bin", "adapter_model*.bin")
 _logger = logging.getLogger(__name__)
 
@@ -48,10 +49,8 @@ def begin(folder: Path) -> None:
 
 def names_in(folder: Path) -> list[str]:
     """The files of a checkpoint that this machine sees."""
-    own = (folder / _MARK, folder / MANIFEST)
-    return sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path not in own
-    )
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return sorted(files - {_MARK, MANIFEST})
 
 
 def finish(folder: Path, written: Collection[str] = ()) -> None:
@@ -96,7 +95,7 @@ def was_cut_off(folder: Path) -> bool:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a checkpoint was written to its end; what has become of its files since, `damage` tells."""
+    """Whether a checkpoint was written to its end. Whether its files are still whole, `damage` tells."""
     return (folder / _STATE).is_file() and not was_cut_off(folder)
 
 
@@ -146,7 +145,7 @@ def _is_broken(path: Path) -> bool:
 
 
 def _lacking(names: Collection[str]) -> list[str]:
-    """What a resume reads and is not among the entries of a checkpoint folder."""
+    """What a resume needs, and the entries of a checkpoint folder (`names`) lack."""
     found = [f"{_STATE} is missing"] if _STATE not in names else []
     # DeepSpeed's own folder has model, optimizer and schedule.
     if "latest" in names:
@@ -176,8 +175,7 @@ def _digest(path: Path, size: int, changed: int) -> str:
 def checkpoints(output_dir: str | Path) -> list[Path]:
     """The folders ``checkpoint-N`` of a run, complete or not, by N."""
     found = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-    numbered = [path for path in found if path.name.rpartition("-")[2].isdigit() and path.is_dir()]
-    return sorted(numbered, key=_number)
+    return sorted((path for path in found if path.name.rpartition("-")[2].isdigit() and path.is_dir()), key=_number)
 
 
 def newest(output_dir: str | Path) -> Path | None:
@@ -245,15 +243,15 @@ def resolve(asked: str | bool | None, output_dir: str | Path, overwrite: bool = 
         _refuse_used(output_dir, overwrite)
         return None
     if word in ("true", "auto"):
-        found = newest(output_dir)
-        if found is None and word == "auto":
-            _refuse_used(output_dir, overwrite)
-        if found is None and word == "true":
+        if found := newest(output_dir):
+            return str(found)
+        if word == "true":
             raise ValueError(
                 f"resume_from_checkpoint: {asked}, but there is no complete checkpoint in '{output_dir}'. "
                 "`auto` starts from the beginning where there is none."
             )
-        return None if found is None else str(found)
+        _refuse_used(output_dir, overwrite)
+        return None
     folder = Path(str(asked))
     why = "was cut off while it was written" if was_cut_off(folder) else ""
     why = why or ("" if is_complete(folder) else "is not a checkpoint")
@@ -268,32 +266,29 @@ def resolve(asked: str | bool | None, output_dir: str | Path, overwrite: bool = 
 
 
 def _refuse_used(output_dir: str | Path, overwrite: bool) -> None:
-    there = [path for path in checkpoints(output_dir) if is_complete(path)]
-    if there and not overwrite:
+    if overwrite:
+        return
+    way_out = "take another output_dir, or set --overwrite_output_dir true, which moves it into previous-N there."
+    if there := [path for path in checkpoints(output_dir) if is_complete(path)]:
         raise ValueError(
             f"'{output_dir}' holds {len(there)} checkpoint(s) of an earlier run, the newest is {there[-1].name}. "
-            "Resume it (--resume_from_checkpoint auto), take another output_dir, or set --overwrite_output_dir true, "
-            "which moves that run into a folder previous-N there."
+            f"Resume it (--resume_from_checkpoint auto), {way_out}"
         )
-    models = _models(output_dir)
-    if models and not overwrite:
-        raise ValueError(
-            f"'{output_dir}' holds a trained model ({models[0].name}) and no checkpoint to resume from. Take "
-            "another output_dir, or set --overwrite_output_dir true, which moves it into a folder previous-N there."
-        )
+    if models := _models(output_dir):
+        raise ValueError(f"'{output_dir}' holds a trained model ({models[0].name}) and no checkpoint: {way_out}")
 
 
 def _models(output_dir: str | Path) -> list[Path]:
     """Weights that lie in a run's folder itself, saved to their end."""
-    return (
-        []
-        if was_cut_off(Path(output_dir))
-        else sorted(path for shape in _WEIGHTS for path in Path(output_dir).glob(shape))
-    )
+    if was_cut_off(Path(output_dir)):
+        return []
+    return sorted(path for shape in _WEIGHTS for path in Path(output_dir).glob(shape))
 
 
 def make_room(output_dir: str | Path, start: str | None) -> Path | None:
-    """Move what is not of the run that starts at the checkpoint `start` (None: at the beginning) aside, and tell where.
+    """Move what belongs to earlier runs aside, before a run starts at the checkpoint `start` (None: at the beginning).
+
+    Returns the folder that it was moved to, None if there was nothing.
 
     Checkpoints after `start` would be taken for newer ones than those that the run will write. Those, and for a start
     from elsewhere all that the earlier run has left, are renamed into ``previous-N`` of `output_dir`. Nothing is
@@ -308,13 +303,7 @@ def make_room(output_dir: str | Path, start: str | None) -> Path | None:
     if not moved and (within or not _models(output)):
         return None
     if not within:
-        named = [
-            output / LAST,
-            output / "completions",
-            output / "rollouts",
-            *(path for shape in _OF_A_RUN for path in output.glob(shape)),
-        ]
-        moved += [path for path in named if path.exists()]
+        moved += [path for shape in _OF_A_RUN for path in output.glob(shape)]
     place = next(p for n in range(1, 10_000) if not (p := output / f"previous-{n}").exists())
     place.mkdir()
     for path in moved:

@@ -1,4 +1,4 @@
-"""A disk that is full: named as such, with what a checkpoint needs."""
+"""Errors that a full disk causes, reported as such, and how much space a checkpoint needs."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def checkpoint_bytes(parameters: int, trainable: int, weight_bytes: float, optim
 def naming_a_full_disk(
     output_dir: str | Path, needed: float | None = None, *, only_writes: bool = True
 ) -> Iterator[None]:
-    """Within it, what fails because the disk is full is a `DiskFull` that says how much a checkpoint needs.
+    """Turn errors that a full disk causes into a `DiskFull`, which says how much a checkpoint needs.
 
     Args:
         output_dir: where is written.
         needed: bytes of a checkpoint, if one is being written.
-        only_writes: nothing else happens within it, so that with no space left any failure is one of that.
+        only_writes: nothing but writing happens within it, so with no space left any error is taken for a full disk.
 
     Raises:
-        DiskFull: torch, safetensors and Python each say it in a way of their own, or only that a write has failed.
+        DiskFull: whatever torch, safetensors or Python raised; some of their errors only say that a write failed.
     """
     try:
         yield

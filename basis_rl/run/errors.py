@@ -34,7 +34,7 @@ class DiskFull(RuntimeError):
 
 
 class FolderLost(DiskFull):
-    """The run's folder was removed or renamed while the run was going on."""
+    """The run's folder was removed or renamed during the run."""
 
 
 class RewardFailed(RuntimeError):

@@ -75,21 +75,12 @@ class Hub:
     _queue: HfApi = field(default_factory=HfApi, repr=False)
 
     def connect(self) -> str | None:
-        """See `reach`; None with a warning if the Hub cannot be reached."""
-        try:
-            return self.reach()
-        except ConnectionError as error:
-            _logger.warning("push_to_hub: the Hub cannot be reached (%s). Each push will try again.", error)
-            return None
-
-    def reach(self) -> str:
         """Create the repository and its branch, and ask whether this token may write, before anything is spent.
 
-        Returns ``owner/name``.
+        Returns ``owner/name``; None with a warning if the Hub cannot be reached, since it may be back for the pushes.
 
         Raises:
             ValueError: the Hub refuses it.
-            ConnectionError: the Hub cannot be reached.
         """
 
         def probe() -> str:
@@ -100,13 +91,9 @@ class Hub:
         try:
             return self._repeated(probe, 1)
         except Exception as error:
-            if is_refusal(error) and not isinstance(error, errors.OfflineModeIsEnabled):
-                raise ValueError(
-                    f"push_to_hub: the Hub refuses '{self.name}': {one_line(error)}\nLog in (`hf auth login`, or "
-                    "HF_TOKEN) with a token that may write there, fix hub_model_id, or set push_to_hub: false and "
-                    "push when the run is over: `basis-rl push OUTPUT_DIR OWNER/NAME`."
-                ) from error
-            raise ConnectionError(one_line(error)) from error
+            refuse_push(self.name, error)
+            _logger.warning("push_to_hub: the Hub cannot be reached (%s). Each push will try again.", one_line(error))
+            return None
 
     def submit(self, push: Push) -> Future[CommitInfo | None]:
         """Do `push` after those that wait already. Its result is None if it failed; it raises nothing."""
@@ -117,7 +104,7 @@ class Hub:
         return future
 
     def done(self, timeout: float | None = 0.0) -> bool:
-        """Whether all pushes are over, after at most `timeout` seconds (None: however long)."""
+        """Whether all pushes are over, after waiting for at most `timeout` seconds (None: however long it takes)."""
         return not wait(self._running, timeout).not_done
 
     def in_use(self) -> list[Path]:
@@ -193,6 +180,15 @@ def is_refusal(error: BaseException) -> bool:
         return 400 <= error.response.status_code < 500 and error.response.status_code not in _PASSING
     kinds = (errors.HFValidationError, errors.LocalTokenNotFoundError, errors.OfflineModeIsEnabled, FileNotFoundError)
     return isinstance(error, kinds)
+
+
+def refuse_push(name: str, error: BaseException) -> None:
+    """Raise ValueError with what to do if the `error` says that the Hub refuses pushes to the repository `name`."""
+    if is_refusal(error) and not isinstance(error, errors.OfflineModeIsEnabled):
+        raise ValueError(
+            f"push_to_hub: the Hub refuses '{name}': {one_line(error)}\nLog in (`hf auth login`, or HF_TOKEN) with a "
+            "token that may write there, fix hub_model_id, or push later: `basis-rl push OUTPUT_DIR OWNER/NAME`."
+        ) from error
 
 
 def one_line(error: BaseException) -> str:

@@ -13,15 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from transformers import (
-    PrinterCallback,
-    ProgressCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from basis_rl.run.artefacts import read_lines, write_whole
 from basis_rl.run.disk import naming_a_full_disk
@@ -62,11 +54,10 @@ class ProgressLines(TrainerCallback):
         self._plot = plot
         self._began = time.perf_counter()
         self._first_step = 0
+        # Printed so far.
         self._lines = 0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._began = time.perf_counter()
         self._first_step = state.global_step
         self._lines = 0
@@ -75,12 +66,7 @@ class ProgressLines(TrainerCallback):
             _forget_after(Path(args.output_dir) / _FILE, state.global_step)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any
     ) -> None:
         if not state.is_world_process_zero or not logs or not args.output_dir:
             return
@@ -93,9 +79,7 @@ class ProgressLines(TrainerCallback):
         for line in evaluation_lines(logs, how_sampled(args)):
             print(f"step {state.global_step}/{state.max_steps}  {line}", flush=True)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not args.output_dir:
             return
         try:
@@ -162,14 +146,11 @@ def evaluation_lines(logs: Mapping[str, Any], how: str) -> list[str]:
     """One line per evaluation set with its avg@k and its largest pass@k, which tells how the rollouts were drawn."""
     found: dict[str, dict[str, str]] = {}
     for key, value in logs.items():
-        match = _EVALUATED.fullmatch(key)
-        if match:
+        if match := _EVALUATED.fullmatch(key):
             # Of several pass@k the last one is logged for the largest k.
             kind = match["metric"].partition("@")[0]
             found.setdefault(match["name"] or "", {})[kind] = f"{match['metric']} {value:.3g}"
-    return [
-        f"eval{' ' + name if name else ''}  {'  '.join(scores.values())}  ({how})" for name, scores in found.items()
-    ]
+    return [f"{f'eval {name}'.strip()}  {'  '.join(scores.values())}  ({how})" for name, scores in found.items()]
 
 
 def newest_rows(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -24,8 +24,7 @@ def on_main_process(work: Callable[[], T]) -> T:
             outcome = [work()]
         except Exception as error:
             outcome = [error]
-    if state.num_processes > 1:
-        broadcast_object_list(outcome)
+    broadcast_object_list(outcome)
     if isinstance(outcome[0], Exception):
         raise outcome[0]
     result: T = outcome[0]
@@ -34,7 +33,7 @@ def on_main_process(work: Callable[[], T]) -> T:
 
 def gathered(value: T) -> list[T]:
     """The `value` of each process, in their order, on all of them."""
-    found: list[T] = gather_object([value]) if PartialState().num_processes > 1 else [value]
+    found: list[T] = gather_object([value])
     return found
 
 
@@ -50,5 +49,4 @@ def asked_processes() -> int:
         return 1
     parser = ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--num_processes", "--num-processes", type=int, default=1)
-    asked: int = parser.parse_known_args(words)[0].num_processes
-    return asked
+    return int(parser.parse_known_args(words)[0].num_processes)

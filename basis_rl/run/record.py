@@ -99,9 +99,9 @@ def load_run_info(folder: str | Path) -> RunInfo:
         raise ValueError(f"'{folder}' has no {RUN_FILE}: it is not the output_dir of a run of basis-rl.")
     content = json.loads(path.read_text())
     try:
-        license = License(**content["license"]) if content["license"] else None
-        artefacts = [Artefact(**entry) for entry in content["artefacts"]]
-        return RunInfo(**{**content, "license": license, "artefacts": artefacts})
+        content["license"] = License(**content["license"]) if content["license"] else None
+        content["artefacts"] = [Artefact(**entry) for entry in content["artefacts"]]
+        return RunInfo(**content)
     except (KeyError, TypeError) as error:
         raise ValueError(f"'{path}' was written by another version of basis-rl: {error}.") from error
 

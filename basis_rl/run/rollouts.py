@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 
 class KeptRollouts:
-    """Collects the rollouts of the step at hand, and writes them as one file when it has ended, without secrets.
+    """Collects the rollouts of the current step, and writes them as one file at its end, without secrets.
 
     Args:
         output_dir: of the run.
@@ -58,7 +58,7 @@ class KeptRollouts:
                 self._sizes[path] = path.stat().st_size
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Take in rollouts of the step at hand."""
+        """Add rollouts of the current step."""
         self._rows += map(dict, rows)
 
     def write(self, step: int) -> None:
@@ -95,10 +95,10 @@ def _line(step: int, row: Row, known: dict[str, str]) -> str:
     def public(value: Any) -> Any:
         if value is None or isinstance(value, bool | int | float):
             return value
-        text = str(value)
-        if text not in known:
-            known[text] = redact(text)
-        return known[text]
+        # A batch repeats each prompt, and redacting a text costs more than looking it up.
+        if str(value) not in known:
+            known[str(value)] = redact(str(value))
+        return known[str(value)]
 
     shown = {key: value if isinstance(value, Mapping) else public(value) for key, value in row.items()}
     shown["extra"] = {str(name): public(value) for name, value in row["extra"].items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import glob
 import json
 import os
 import signal
@@ -17,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from basis_rl.run import checkpoint
 from basis_rl.run.artefacts import lock
@@ -33,7 +34,7 @@ _held: dict[Path, tuple[int, dict[str, Any], os.stat_result]] = {}
 
 @contextmanager
 def held(output_dir: str | Path) -> Iterator[str]:
-    """The folder is this run's within it, on all ranks; the main process holds a `flock` on a file there.
+    """Keep other runs out of the folder: within it, the main process holds a `flock` on a file there.
 
     May be nested. Where the file system has no locks nothing is held. Yields the name of the run, which all of its
     resumes have.
@@ -49,12 +50,11 @@ def held(output_dir: str | Path) -> Iterator[str]:
         if missing := sorted({host for host in blind if host is not None}):
             raise ValueError(
                 f"output_dir '{folder}' on {owner['host']}, the machine of the first rank, is not the folder of this "
-                f"name on {', '.join(missing)}. All machines have to share it, since each rank writes its part of a "
-                "checkpoint there: put it on a network file system."
+                f"name on {', '.join(missing)}. Put it on a network file system: all ranks write into it."
             )
         yield str(owner["run"])
     except Exception:
-        # A write that the removal of the folder has met fails in a way of its own.
+        # If the folder is gone, this says so instead of the error of some write into it.
         check_place(folder)
         raise
     finally:
@@ -63,7 +63,7 @@ def held(output_dir: str | Path) -> Iterator[str]:
 
 
 def _take(folder: Path) -> tuple[bool, dict[str, Any]]:
-    """Whether it was not ours before, and what its file says of us."""
+    """Lock the folder for this process. Returns False if it was ours already, and what its file says of this run."""
     if folder in _held:
         return False, _held[folder][1]
     try:
@@ -74,15 +74,16 @@ def _take(folder: Path) -> tuple[bool, dict[str, Any]]:
         raise ValueError(f"output_dir: '{path}' {what}. Remove it, or take another output_dir.") from error
     descriptor = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT, 0o644)
     if not lock(descriptor, wait=False):
-        said = os.read(descriptor, 4096)
+        owner = _owner(os.read(descriptor, 4096))
         os.close(descriptor)
+        who = f": process {owner.get('pid')} on {owner.get('host')}, since {owner.get('since')}" if owner else ""
         raise ValueError(
-            f"'{folder}' is the output_dir of a run that is still going on{_who(said)}. Two runs in one folder destroy "
-            "each other's checkpoints: wait for it, end it (`kill PID`: it writes a checkpoint), or take another "
-            "output_dir."
+            f"'{folder}' is the output_dir of a run that is still going on{who}. Wait for it, end it (`kill PID`: it "
+            "writes a checkpoint), or take another output_dir."
         )
     run = _owner(os.read(descriptor, 4096)).get("run", uuid.uuid4().hex)
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    # All resumes of a run have its name; the start tells this one from a file that an earlier one has left.
     owner |= {"run": run, "start": uuid.uuid4().hex}
     try:
         os.ftruncate(descriptor, 0)
@@ -98,14 +99,14 @@ def _take(folder: Path) -> tuple[bool, dict[str, Any]]:
 
 
 def _owner(said: bytes) -> dict[str, Any]:
-    with suppress(ValueError):
-        found = json.loads(said)
-        return found if isinstance(found, dict) else {}
+    """What the lock's file says of the run that holds it; empty if it says nothing that can be read."""
+    with suppress(ValueError, TypeError):
+        return dict(json.loads(said))
     return {}
 
 
 def check_place(output_dir: str | Path) -> None:
-    """Refuse to write where the folder that is held has been: what is written there would be of no run.
+    """Refuse to write if the folder that is held has been removed or renamed: a new one would hold half a run.
 
     Raises:
         FolderLost: it was removed or renamed.
@@ -116,13 +117,6 @@ def check_place(output_dir: str | Path) -> None:
             f"'{folder}' was removed or renamed while the run was going on, with what the run had written. If it is "
             "elsewhere, resume it there with resume_from_checkpoint: auto; else start again."
         )
-
-
-def _who(said: bytes) -> str:
-    with suppress(KeyError):
-        owner = _owner(said)
-        return f": process {owner['pid']} on {owner['host']}, since {owner['since']}"
-    return ""
 
 
 def _sees(folder: Path, owner: dict[str, Any]) -> bool:
@@ -150,8 +144,7 @@ def _give_back(folder: Path) -> None:
 
 
 def _forget() -> None:
-    """In a forked child, whose launcher is its parent: with an open descriptor it would hold the lock for longer than
-    the run lives."""
+    """Called in a forked child: with an open descriptor it would hold the lock even after the run has ended."""
     global _launcher
     _launcher = os.getppid()
     for descriptor, *_ in _held.values():
@@ -179,11 +172,10 @@ def end_with_launcher() -> None:
 def break_abandoned_locks(root: Path | None = None, patience: float = 300.0) -> list[Path]:
     """Remove the lock files of compilations that no process is working on, and warn about each.
 
-    torch takes a lock by creating a file, which it holds open; whoever comes next waits, without a word and without an
-    end, until the file is gone. A process that is killed meanwhile leaves it, and every later run hangs at its start.
-    A lock that no process of this machine has open, and that is older than `patience` seconds, is taken for such a
-    one; a younger one is waited for, since the folder may be shared with a machine that is compiling. Does
-    nothing where a process's open files cannot be read (anywhere but on Linux).
+    torch takes a lock by creating a file, which it holds open; the next process waits silently until the file is gone,
+    however long. A process that is killed meanwhile leaves it, and every later run hangs at its start. So a lock that
+    no process of this machine has open, and that is older than `patience` seconds, counts as abandoned. A younger one
+    is waited for, since the folder may be shared with a machine that is compiling.
 
     Args:
         root: where extensions are compiled; default as in torch (``TORCH_EXTENSIONS_DIR``, else the user's cache).
@@ -209,23 +201,15 @@ def break_abandoned_locks(root: Path | None = None, patience: float = 300.0) -> 
 
 def _unheld_locks(root: Path) -> list[tuple[Path, float]]:
     """Lock files under `root` that no process here has open, and their ages in seconds."""
-    if not Path("/proc/self/fd").is_dir():
-        return []
     ages = {}
     for path in sorted(root.glob("**/lock")):
         # Its holder may have just finished and removed it.
         with suppress(FileNotFoundError):
             # The clock may have been set back since.
             ages[path] = abs(time.time() - path.stat().st_mtime)
-    in_use = _open_files() if ages else set()
+    if not ages:
+        return []
+    # Of other users' processes psutil may not know the files: there is None in their place.
+    processes = psutil.process_iter(["open_files"])
+    in_use = {file.path for process in processes for file in process.info["open_files"] or ()}
     return [(path, age) for path, age in ages.items() if str(path.resolve()) not in in_use]
-
-
-def _open_files() -> set[str]:
-    """Paths that processes of this machine have open, as far as this user may see."""
-    found = set()
-    for link in glob.iglob("/proc/[0-9]*/fd/*"):
-        # The file may have been closed meanwhile.
-        with suppress(OSError):
-            found.add(os.readlink(link))
-    return found

@@ -1,4 +1,4 @@
-"""The one way in which something of TRL's is another for a moment; `trainer/seams.md` lists what, and why."""
+"""Replaces attributes of TRL's objects for a moment; `trainer/seams.md` lists which ones, and why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def attributes(owner: Any, **values: Any) -> Iterator[None]:
-    """Within it, `owner` has these attributes: for what TRL reads from an object or a module and takes no argument for.
+    """Set attributes within it, and put the old values back: for what TRL reads from an object and has no argument for.
 
     Args:
         owner: an object or a module of TRL's, which has the attributes already.

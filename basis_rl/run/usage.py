@@ -17,7 +17,7 @@ class Spending:
     """
 
     def __init__(self) -> None:
-        # The numbers of rollouts and of their tokens.
+        # The numbers of rollouts and of their tokens. One value, which the trainer puts back when it repeats a step.
         self.drawn = (0, 0)
         self._earlier = 0.0
         self._since = time.perf_counter()
@@ -37,11 +37,8 @@ class Spending:
 
     def metrics(self) -> dict[str, float]:
         """What goes into the log."""
-        return {
-            "num_rollouts": self.drawn[0],
-            "num_rollout_tokens": self.drawn[1],
-            "seconds": round(self.seconds, 3),
-        }
+        rollouts, tokens = self.drawn
+        return {"num_rollouts": rollouts, "num_rollout_tokens": tokens, "seconds": round(self.seconds, 3)}
 
     def state_dict(self) -> dict[str, float]:
         return {"rollouts": self.drawn[0], "tokens": self.drawn[1], "seconds": self.seconds}

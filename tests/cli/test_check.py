@@ -103,7 +103,7 @@ def test_every_optimizer_step_is_accounted_for(check):
 
 
 def test_extras_that_are_missing_here_are_warnings(check, monkeypatch):
-    monkeypatch.setattr("basis_rl.cli.check_site.missing_extra", lambda module, what: f"{what} needs {module}.")
+    monkeypatch.setattr("basis_rl.cli.check_sections.missing_extra", lambda module, what: f"{what} needs {module}.")
     code, _, warnings, error = check("--accelerate_config", "zero3_cpu", "--use_vllm", "true")
     assert code == 0, error
     assert any("use_vllm needs vllm." in warning for warning in warnings)
@@ -249,7 +249,7 @@ def test_measuring_costs_two_micro_batches_and_leaves_nothing(check, changes, tm
 
 def test_generation_is_counted_once_per_use_and_micro_batches_each(check, monkeypatch):
     phases = {"time/generation": 8.0, "time/scoring": 0.0, "rest": 0.4, "time/loss": 1.0, "time/update": 2.0}
-    monkeypatch.setattr("basis_rl.cli.check_measure.timed", lambda recipe: phases)
+    monkeypatch.setattr("basis_rl.cli.check_model.timed", lambda recipe: phases)
     batches = {"steps_per_generation": 6, "gradient_accumulation_steps": 3, "num_iterations": 2, "max_steps": 100}
     _, said, _, _ = check("--measure", **CPU, **batches)
     # Of four optimizer steps one generates.
@@ -282,7 +282,7 @@ def test_a_codebook_is_announced_then_described(check, recipe, tmp_path):
 
 def test_the_server_is_asked(check, tiny_path, monkeypatch):
     # The fast tests also run where vLLM is not installed.
-    monkeypatch.setattr("basis_rl.cli.check_site.missing_extra", lambda module, what: None)
+    monkeypatch.setattr("basis_rl.cli.check_sections.missing_extra", lambda module, what: None)
     with FakeServer(root="m", max_model_len=4096) as fake:
         vllm = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": fake.url, **CPU}
         assert re.search(r"serves .*\bm, .*the recipe trains .*tiny", check(**vllm)[2][0])
@@ -324,9 +324,9 @@ ME = {"name": "me", "orgs": [{"name": "us"}]}
         ("us/model", ME, 0, "will be pushed to 'us/model', as me"),
         ("model", ME, 0, "will be pushed to 'me/model', as me"),
         ("them/model", ME, 2, "belongs to 'them', but the token belongs to me, member of us"),
-        ("a/b/c", ME, 2, "'a/b/c' is not a valid name for a repository"),
-        ("us/model", http_error(401), 2, "the Hub refuses the token"),
-        ("us/model", LocalTokenNotFoundError("none"), 2, "there is no token"),
+        ("a/b/c", ME, 2, "the Hub refuses 'a/b/c': Repo id must"),
+        ("us/model", http_error(401), 2, "the Hub refuses 'us/model': Invalid user token."),
+        ("us/model", LocalTokenNotFoundError("none"), 2, "the Hub refuses 'us/model': none"),
         ("us/model", http_error(503), 0, "'us/model' was not checked for a push"),
         ("us/model", ConnectionError("down"), 0, "The Hub cannot be reached"),
     ],

@@ -10,7 +10,7 @@ import torch
 
 from basis_rl.cli.convert import IdMap, _renamed
 from basis_rl.cli.main import main
-from basis_rl.cli.values import prepare
+from basis_rl.cli.values import Job
 from basis_rl.clusters import PromptClusters
 from basis_rl.data import DataArguments, load_prompts, prompt_id
 from basis_rl.evaluation.rollouts import read_rollouts
@@ -57,7 +57,7 @@ def make_older_artefact(folder, name, old):
 
 def make_older_table(folder, path):
     """The table as the version before wrote it."""
-    job, old = prepare(parse_recipe([path])), IdMap.of(parse_recipe([path])).old
+    job, old = Job(parse_recipe([path])), IdMap(parse_recipe([path])).old
     make_older_artefact(folder, "rewards.parquet", old)
     dataset = job.plan.dataset.map(lambda row: {"prompt_id": old[row["prompt_id"]]})
     job.plan.__dict__["dataset"] = dataset
@@ -92,7 +92,7 @@ def test_a_table_is_what_it_would_be_today(recipe, tmp_path, capsys):
     assert main(["train", path]) == 0
     add_a_twin(tmp_path)
     assert main(["convert", str(tmp_path / "kept"), path]) == 0
-    assert prepare(parse_recipe([path])).finished() is None, "the new row has no rewards yet"
+    assert Job(parse_recipe([path])).finished() is None, "the new row has no rewards yet"
     assert ValueTable.load(tmp_path / "kept").digest == before.digest, "the rewards are those of the first row"
 
 
@@ -153,7 +153,7 @@ def test_a_checkpoint_is_what_it_would_be_today_and_resumes(recipe, tmp_path, ca
     path = recipe(**saving, prompt_sampler="variance", seed=1)
     assert main(["train", path]) == 0
     run = tmp_path / "out"
-    problems = IdMap.of(parse_recipe([path]))
+    problems = IdMap(parse_recipe([path]))
     folder = run / "checkpoint-1"
     before, weights = states(folder), (folder / "model.safetensors").read_bytes()
     for each in (folder, run / "checkpoint-2"):

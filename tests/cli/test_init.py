@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from basis_rl import names, resources
-from basis_rl.cli import launch
+from basis_rl.cli import main as cli
 from basis_rl.cli.main import main
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.words import read_recipe
@@ -173,9 +173,9 @@ def test_a_shipped_recipe_is_copied(tmp_path, capsys):
 def test_a_named_configuration_becomes_accelerate_launch(monkeypatch, capsys):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     called = []
-    monkeypatch.setattr(launch.os, "execv", lambda program, words: called.append(words))
+    monkeypatch.setattr(cli.os, "execv", lambda program, words: called.append(words))
     words = ["r.yaml", "--accelerate_config", "cpu", "--num_processes=2", "--learning_rate", "1e-5"]
-    launch.launch(words)
+    cli.launch_training(words)
     start = [sys.executable, "-m", "accelerate.commands.launch"]
     start += ["--config_file", str(resources.accelerate_config("cpu"))]
     rest = ["-m", "basis_rl", "train", "r.yaml", "--learning_rate", "1e-5"]
@@ -184,12 +184,12 @@ def test_a_named_configuration_becomes_accelerate_launch(monkeypatch, capsys):
     assert "Did you mean 'zero3'?" in capsys.readouterr().err
     monkeypatch.setattr(names.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs deepspeed.*'basis-rl\[deepspeed\]'"):
-        launch.command(["r.yaml", "--accelerate_config", "zero3"])
+        cli.launch_command(["r.yaml", "--accelerate_config", "zero3"])
     with pytest.raises(ValueError, match="--accelerate_config needs a value"):
-        launch.command(["r.yaml", "--accelerate_config"])
+        cli.launch_command(["r.yaml", "--accelerate_config"])
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(ValueError, match="leave one of the two out"):
-        launch.command(words)
+        cli.launch_command(words)
     assert len(called) == 1
 
 

@@ -7,8 +7,8 @@ import time
 import pytest
 import yaml
 
-from basis_rl.cli import offline
-from basis_rl.cli.offline import asks_the_hub, can_be_reached, go_offline_if_unreachable
+from basis_rl.cli import options
+from basis_rl.cli.options import asks_the_hub, can_be_reached, go_offline_if_unreachable
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_what_is_local_needs_no_hub(recipe):
 
 
 def test_an_address_that_answers_is_reached_and_a_closed_one_is_not(monkeypatch):
-    for name in offline._PROXIES:
+    for name in options._PROXIES:
         monkeypatch.delenv(name, raising=False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
@@ -46,7 +46,7 @@ def test_an_address_that_answers_is_reached_and_a_closed_one_is_not(monkeypatch)
 
 
 def test_offline_is_said_and_set_once(recipe, monkeypatch, capsys):
-    monkeypatch.setattr(offline, "can_be_reached", lambda: False)
+    monkeypatch.setattr(options, "can_be_reached", lambda: False)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     go_offline_if_unreachable("train", [recipe])
     assert "HF_HUB_OFFLINE" not in os.environ

@@ -9,9 +9,15 @@ from basis_rl import BasisTrainer
 from basis_rl.cli.main import main
 from basis_rl.data import load_prompts
 from basis_rl.estimate.footprint import Launch, planned
-from basis_rl.recipe.build import load_config_and_tokenizer, load_eval_data, load_training_data
+from basis_rl.recipe.build import (
+    build_recipe_baseline,
+    build_rewards,
+    build_tools,
+    load_config_and_tokenizer,
+    load_eval_data,
+    load_training_data,
+)
 from basis_rl.recipe.file import parse_recipe
-from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
 from basis_rl.samplers import build_sampler
 from basis_rl.trainer import plan
 from basis_rl.values import ValueTable

@@ -2,8 +2,7 @@
 
 import shlex
 
-from basis_rl.cli.summary import before_and_after, summary
-from basis_rl.cli.train import suggested_benchmarks
+from basis_rl.cli.train import before_and_after, suggested_benchmarks, summary
 from basis_rl.recipe.file import parse_recipe
 
 SPENT = {"num_rollouts": 61440, "num_rollout_tokens": 340_000, "seconds": 3723.4}

@@ -12,7 +12,7 @@ import pytest
 
 from basis_rl.baselines import BASELINES
 from basis_rl.cli.main import main
-from basis_rl.cli.sweep_plan import launcher_processes, parse_entry, plan, several
+from basis_rl.cli.sweep import launcher_processes, parse_entry, plan, several
 from basis_rl.report.runs import read_run
 from tests.run.test_run_lock import HOLDER
 
@@ -77,7 +77,7 @@ def test_a_launcher_with_several_processes_has_larger_batches(recipe, tmp_path):
 
 
 def test_names_settings_and_parameters_of_baselines(recipe):
-    assert parse_entry("my.module:Mine:num_generations=4").name == "my.module:Mine"
+    assert parse_entry("my.module:Mine:num_generations=4") == ("my.module:Mine", {"num_generations": "4"})
     path = recipe(baseline="basis", baseline_kwargs={"values": "v", "smoothing": 0.25, "weighting": "vop"})
     entries = ["basis", "basis_history", "rloo", "basis:baseline_kwargs.weighting=rvg"]
     runs = plan(path, entries, [3, 5], overrides=["--learning_rate", "1e-4,2e-4", "--beta=0.0"])

@@ -15,7 +15,6 @@ import pytest
 from basis_rl.cli.main import main
 from basis_rl.engine import client
 from basis_rl.engine.client import request_seed
-from basis_rl.trainer import BasisConfig
 from basis_rl.values import ValueTable
 from basis_rl.values.shards import Shards
 from tests.support.fake_vllm import FakeServer
@@ -210,7 +209,7 @@ def test_a_server_of_another_model_and_several_processes_are_refused(recipe, fak
         fake.root = other
         assert main(["values", recipe()]) == 2
         assert re.search(f"has the model .*{other}.*, not '", capsys.readouterr().err)
-    monkeypatch.setattr(BasisConfig, "world_size", 2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["values", recipe()]) == 2
     assert "runs in one process" in capsys.readouterr().err
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from basis_rl.evaluation.votes import count_votes, vote_form
+from basis_rl.evaluation.scores import count_votes, vote_form
 from basis_rl.rewards import MathVerifyReward
 
 

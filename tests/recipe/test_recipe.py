@@ -12,6 +12,9 @@ from basis_rl.data import GYM_COLUMN
 from basis_rl.objectives import OBJECTIVES
 from basis_rl.recipe.build import (
     _warn_of_overlap,
+    build_recipe_baseline,
+    build_rewards,
+    build_tools,
     build_trainer,
     load_config_and_tokenizer,
     load_eval_data,
@@ -21,7 +24,6 @@ from basis_rl.recipe.build import (
     server_options,
 )
 from basis_rl.recipe.file import parse_recipe
-from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
 from basis_rl.recipe.words import parse_yaml, split_path
 from basis_rl.trainer.plan import as_baseline, as_rewards
 from tests.support.tiny import tiny_tokenizer

@@ -81,7 +81,10 @@ def test_rollouts_until_a_reward(tmp_path):
 def test_evaluations_are_found_by_any_name_and_avg_goes_before_reward():
     keys = ("eval_my-bench_reward", "eval_aime24_reward", "eval_aime24_avg@4", "eval_aime24_reward_std", "reward")
     group = Group("g", [Run(Path("r"), [dict.fromkeys(keys, 0.5)])], {})
-    assert evaluations([group]) == ["eval_aime24_avg@4", "eval_my-bench_reward"]
+    assert evaluations(group.runs[0].logged) == [
+        "eval_aime24_avg@4",
+        "eval_my-bench_reward",
+    ]
 
 
 def test_the_budget_is_what_every_run_has_unless_one_is_given(tmp_path):

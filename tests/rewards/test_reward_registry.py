@@ -3,9 +3,8 @@
 import pytest
 import yaml
 
-from basis_rl.recipe.build import load_training_data
+from basis_rl.recipe.build import build_rewards, load_training_data
 from basis_rl.recipe.file import parse_recipe
-from basis_rl.recipe.objects import build_rewards
 from basis_rl.rewards import FunctionReward, MathVerifyReward
 from basis_rl.rewards.registry import build_reward, split_params
 from basis_rl.trainer import BasisTrainer

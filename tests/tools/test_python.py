@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from basis_rl import sandbox
+from basis_rl.recipe.build import build_tools
 from basis_rl.recipe.keys import RunArguments
-from basis_rl.recipe.objects import build_tools
 from basis_rl.tools import PythonTool, ToolBroken
 from basis_rl.tools.python import fair_share, shortened
 from tests.support.processes import descendants, wait_until
