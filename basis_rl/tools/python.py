@@ -7,14 +7,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from concurrent.futures import Future
-from functools import partial
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from basis_rl.sandbox import Policy, isolation, python_paths, remove_folder
 from basis_rl.sandbox.run import Bounds, Finished, fair_share, run
 from basis_rl.tools.base import ToolBroken, ToolResult
-from basis_rl.tools.threads import DaemonThreads
 
 _MARK = b"\x02begun\x03"
 _RUNNER = Path(__file__).with_name("runner.py").read_text()
@@ -78,7 +78,9 @@ class PythonTool:
                 "have to be allowed them), or, if you would run such programs yourself, set require_isolation to false "
                 "(tool_kwargs: {python: {require_isolation: false}})."
             )
-        self._threads = DaemonThreads(workers, "python-tool")
+        # Not a ThreadPoolExecutor, which at the end of the interpreter first finishes all programs that were submitted.
+        self._threads = ThreadPool(workers)
+        weakref.finalize(self, self._threads.terminate)
 
     def __call__(self, code: str) -> str:
         """Run a Python program and see what it prints, and the value of its last line. Nothing is kept between runs.
@@ -99,7 +101,9 @@ class PythonTool:
         """
         if not isinstance(code, str):
             raise TypeError(f"code must be text, got {type(code).__name__}")
-        return self._threads.submit(partial(self.run, code))
+        answer: Future[ToolResult] = Future()
+        self._threads.apply_async(self.run, (code,), callback=answer.set_result, error_callback=answer.set_exception)
+        return answer
 
     def run(self, code: str) -> ToolResult:
         """Run a program and wait for it.
