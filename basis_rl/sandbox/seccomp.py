@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
+import mmap
 import struct
 from typing import NamedTuple
 
@@ -79,6 +81,8 @@ _BY_ARGUMENT: _Table = {
     "sched_setattr": (314, 274), "ioprio_set": (251, 30), "setsockopt": (54, 208),
     "mmap": (9, 222),
 }  # fmt: skip
+# Allowed for the calling process (0) only.
+_OF_ITSELF = ("prlimit64", "sched_setscheduler", "sched_setparam", "sched_setattr", "sched_setaffinity")
 _AS_IF_MISSING = _MEMORY_FILES | _KEPT_PAGES | _LANDLOCK
 _NUMBERS = (
     _SOCKETS | _PROCESSES | _SYSTEM | _SHARED_MEMORY | _AS_IF_MISSING | _GROUP | _METADATA | _SIGNALS | _BY_ARGUMENT
@@ -93,15 +97,8 @@ _FIOSETOWN = 0x8901
 _SIOCSPGRP = 0x8902
 _FS_IOC_SETFLAGS = 0x40086602
 _FS_IOC_FSSETXATTR = 0x401C5820
-_F_SETOWN = 8
-_F_SETSIG = 10
+# The one of these commands that Python's fcntl does not have.
 _F_SETOWN_EX = 15
-_F_SETLEASE = 1024
-_F_NOTIFY = 1026
-_F_OFD_SETLK = 37
-_F_OFD_SETLKW = 38
-_MAP_SHARED = 0x01
-_MAP_ANONYMOUS = 0x20
 _AF_UNIX = 1
 _SOCK_STREAM = 1
 _SOL_SOCKET = 1
@@ -146,6 +143,7 @@ def refusals(*, namespaces: bool, read_only_mounts: bool, scoped_signals: bool, 
         one_process: no new processes, no threads.
     """
     every = 0xFFFFFFFF
+    shared = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
     result = [Refusal(name) for name in (*_SOCKETS, *_PROCESSES, *_SYSTEM, *_SHARED_MEMORY)]
     result += [Refusal(name, error=errno.ENOSYS) for name in _AS_IF_MISSING]
     result += [
@@ -156,21 +154,21 @@ def refusals(*, namespaces: bool, read_only_mounts: bool, scoped_signals: bool, 
         # Only connected pairs: a datagram can be addressed to a socket of somebody else.
         Refusal("socketpair", ((1, 0xF, "!=", _SOCK_STREAM),)),
         # Its pages stay as long as one of them is mapped; the rest does not count for the process once it is unmapped.
-        Refusal("mmap", ((3, _MAP_SHARED | _MAP_ANONYMOUS, "==", _MAP_SHARED | _MAP_ANONYMOUS),)),
+        Refusal("mmap", ((3, shared, "==", shared),)),
         *_socket_options(),
         Refusal("ioctl", ((1, every, "==", _TIOCSTI),)),
         Refusal("setpriority", ((0, every, "!=", 0),)),
         Refusal("setpriority", ((1, every, "!=", 0),)),
-        *(Refusal(name, ((0, every, "!=", 0),)) for name in ("prlimit64", "sched_setscheduler", "sched_setparam")),
-        *(Refusal(name, ((0, every, "!=", 0),)) for name in ("sched_setattr", "sched_setaffinity")),
+        *(Refusal(name, ((0, every, "!=", 0),)) for name in _OF_ITSELF),
         # Of a process, not of a group or of all that the user runs.
         Refusal("ioprio_set", ((0, every, "!=", 1),)),
         Refusal("ioprio_set", ((1, every, "!=", 0),)),
         # A lease on a file outside that the command may read holds up whoever opens it for writing; notices tell of it.
-        *(Refusal("fcntl", ((1, every, "==", command),)) for command in (_F_SETLEASE, _F_NOTIFY)),
+        *(Refusal("fcntl", ((1, every, "==", command),)) for command in (fcntl.F_SETLEASE, fcntl.F_NOTIFY)),
         # As if the kernel had none. Those of processes end when a descriptor is closed, these stay with a mapping of
         # the file, so that the number of open files does not limit how many there are.
-        *(Refusal("fcntl", ((1, every, "==", command),), errno.EINVAL) for command in (_F_OFD_SETLK, _F_OFD_SETLKW)),
+        Refusal("fcntl", ((1, every, "==", fcntl.F_OFD_SETLK),), errno.EINVAL),
+        Refusal("fcntl", ((1, every, "==", fcntl.F_OFD_SETLKW),), errno.EINVAL),
     ]
     if one_process:
         result += [Refusal(name, error=errno.EAGAIN) for name in ("fork", "vfork", "clone")]
@@ -182,7 +180,8 @@ def refusals(*, namespaces: bool, read_only_mounts: bool, scoped_signals: bool, 
     if not namespaces and not scoped_signals:
         result += [Refusal(name) for name in _SIGNALS]
         result += [Refusal("ioctl", ((1, every, "==", command),)) for command in (_FIOSETOWN, _SIOCSPGRP)]
-        result += [Refusal("fcntl", ((1, every, "==", command),)) for command in (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX)]
+        owning = (fcntl.F_SETOWN, fcntl.F_SETSIG, _F_SETOWN_EX)
+        result += [Refusal("fcntl", ((1, every, "==", command),)) for command in owning]
     return result
 
 
