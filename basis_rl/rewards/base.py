@@ -67,7 +67,7 @@ class GoldChecker(Protocol):
     """
 
     def check_golds(self, solution: Column) -> list[int]:
-        """Indices of these among the cells of the column ``solution``."""
+        """Indices of these among the cells of the column ``solution``, which may also be numbers or None."""
 
 
 class RewardError(AssertionError):
@@ -159,6 +159,13 @@ def log_shares(log_metric: LogMetric, name: str, counts: Mapping[str, int], of: 
             log_metric("/".join(part for part in ("reward", name, key) if part), count / of)
 
 
+def called(function: Callable[..., Any], columns: Mapping[str, Any]) -> Any:
+    """What a reward function returns when it is called as TRL calls it, except that nothing is logged."""
+    given = {"trainer_state": None, "log_extra": lambda *_: None, "log_metric": lambda *_: None, **columns}
+    returned = function(**given)
+    return asyncio.run(returned) if inspect.iscoroutine(returned) else returned
+
+
 _TEXTS = (r"So it is \boxed{1}.", "<think>hm</think> <answer>2</answer>", "The answer is B.", "3", "```\nprint(4)\n```",
           r"\boxed{5} or \boxed{\frac{1}{2}}")  # fmt: skip
 _CELLS = ("1", "2", "B", "3", '{"inputs": [""], "outputs": ["4"]}', "0.5")
@@ -206,13 +213,12 @@ def check_reward(make: Any, columns: Mapping[str, Sequence[Any]] | None = None) 
 
 
 def _built(make: Any) -> Any:
-    if inspect.isclass(make):
-        return make()
+    builds = inspect.isclass(make)
     if inspect.isroutine(make):
+        # A reward function takes what TRL hands over; a function that builds one needs nothing.
         parameters = inspect.signature(make).parameters.values()
-        needed = [p for p in parameters if p.default is p.empty or p.name in GIVEN]
-        return make if needed else make()
-    return make
+        builds = not any(p.default is p.empty or p.name in GIVEN for p in parameters)
+    return make() if builds else make
 
 
 def _safely(work: Callable[[], Any]) -> tuple[Any, str | None]:
@@ -287,7 +293,7 @@ class _Checks:
     def arguments(self) -> str:
         given = self._given(self.rows, talk=True)
         kept = copy.deepcopy(given)
-        self._call(given)
+        called(self.reward, given)
         changed = [name for name in kept if given[name] != kept[name]]
         return f"writes into its arguments: {', '.join(changed)}" if changed else ""
 
@@ -310,7 +316,7 @@ class _Checks:
         for text in _STRANGE:
             rows = {**{name: cells[:1] for name, cells in self.rows.items()}, "completions": [text]}
             for talk in (False, True):
-                message, raised = _safely(lambda: self._no_scores(self._call(self._given(rows, talk)), 1))  # noqa: B023
+                message, raised = _safely(lambda: self._no_scores(self._call(rows, talk), 1))  # noqa: B023
                 if raised or message:
                     return f"{raised or message} (for the rollout {text[:20]!r})"
         return ""
@@ -318,7 +324,7 @@ class _Checks:
     def columns(self) -> str:
         named = {*required_columns(self.reward), *getattr(self.reward, "reads", ()), "completions"}
         rows = {name: cells for name, cells in self.rows.items() if name in named}
-        _, raised = _safely(lambda: self._call(self._given(rows)))
+        _, raised = _safely(lambda: self._call(rows))
         return f"{raised}, when it has the columns of its signature only: {sorted(named)}" if raised else ""
 
     def close(self) -> str:
@@ -328,7 +334,10 @@ class _Checks:
 
     def _score(self, order: Sequence[int] | None = None, talk: bool = False) -> Any:
         order = range(self.size) if order is None else order
-        return self._call(self._given({name: [cells[i] for i in order] for name, cells in self.rows.items()}, talk))
+        return self._call({name: [cells[i] for i in order] for name, cells in self.rows.items()}, talk)
+
+    def _call(self, rows: Mapping[str, list[Any]], talk: bool = False) -> Any:
+        return called(self.reward, self._given(rows, talk))
 
     def _given(self, rows: Mapping[str, list[Any]], talk: bool = False) -> dict[str, Any]:
         """What TRL hands over, of these rows; as conversations if `talk`."""
@@ -340,11 +349,6 @@ class _Checks:
             for name, role in (("prompts", "user"), ("completions", "assistant")):
                 given[name] = [[{"role": role, "content": text}] for text in given[name]]
         return given
-
-    def _call(self, given: Mapping[str, Any]) -> Any:
-        none: Mapping[str, Any] = {"trainer_state": None, "log_extra": lambda *_: None, "log_metric": lambda *_: None}
-        found = self.reward(**none, **given)
-        return asyncio.run(found) if inspect.iscoroutine(found) else found
 
     def _no_scores(self, scores: Any, size: int) -> str:
         if not isinstance(scores, list):

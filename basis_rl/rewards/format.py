@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from basis_rl.registry import check_choice
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores
 from basis_rl.rewards.extract import completion_text, last_boxed, thought
 from basis_rl.rewards.thought import opens_thought
@@ -54,12 +55,11 @@ class FormatReward(Reward):
         num_workers: int = 2,
         timeout: float = 1.0,
     ) -> None:
-        if form is not None and form not in get_args(Form):
-            raise ValueError(f"format: form must be one of {', '.join(get_args(Form))}, got {form!r}.")
         if form is not None and pattern is not None:
             raise ValueError("format: set form or pattern, not both.")
+        self.form: Form = "think_box" if form is None else form
+        check_choice("format", "form", self.form, Form)
         check_limits("format", num_workers, timeout, _MEMORY_BYTES)
-        self.form: Form = form or "think_box"
         self.pattern = pattern
         self.opened_by_prompt = opened_by_prompt
         self._calls: Calls | None = None

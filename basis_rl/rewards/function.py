@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any, get_args
+from typing import Any
 
+from basis_rl.registry import check_choice
 from basis_rl.rewards.base import GIVEN, Column, Completions, LogMetric, Reward, Scores
 from basis_rl.rewards.extract import completion_text
 from basis_rl.rewards.workers.calls import Calls, OnError, check_limits, trl_signature
@@ -53,8 +54,7 @@ class FunctionReward(Reward):
         check_limits(
             function, num_workers, timeout if wall_timeout is None else min(timeout, wall_timeout), memory_bytes
         )
-        if on_error not in get_args(OnError):
-            raise ValueError(f"{function}: on_error must be 'raise' or 'unscored', got {on_error!r}.")
+        check_choice(function, "on_error", on_error, OnError)
         self.function = function
         self.over_limit = over_limit
         self.on_error = on_error

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from basis_rl.names import require_extra
+from basis_rl.registry import check_choice
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
-from basis_rl.rewards.extract import AnswerIn, check_where, completion_text, take_answer
+from basis_rl.rewards.extract import AnswerIn, completion_text, take_answer
 from basis_rl.rewards.workers.calls import Calls, check_limits
 
 _RULES = 1
@@ -55,7 +56,7 @@ class ReasoningGymReward(Reward):
         timeout: float = 5.0,
         memory_bytes: int = 4 << 30,
     ) -> None:
-        check_where("reasoning_gym", answer_in)
+        check_choice("reasoning_gym", "answer_in", answer_in, AnswerIn)
         check_limits("reasoning_gym", num_workers, timeout, memory_bytes)
         if threshold is not None and not 0 < threshold <= 1:
             raise ValueError(f"reasoning_gym: threshold must be in (0, 1], got {threshold!r}.")

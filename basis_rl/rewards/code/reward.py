@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
 import platform
@@ -87,14 +85,12 @@ class CodeReward(Reward):
         batch_timeout: float | None = 300.0,
         allow_unsafe: bool = False,
     ) -> None:
-        check_limits("code", num_workers, timeout, memory_bytes)
+        check_limits("code", num_workers, timeout, memory_bytes, batch_timeout)
         if max_tests < 1 or processes < 1 or tolerance < 0:
             raise ValueError(
                 f"code: needs max_tests >= 1, processes >= 1 and tolerance >= 0, got {max_tests}, {processes}, "
                 f"{tolerance}."
             )
-        if batch_timeout is not None and batch_timeout <= 0:
-            raise ValueError(f"code: needs batch_timeout > 0 (seconds), or None for no limit, got {batch_timeout}.")
         given = isolation()
         if not allow_unsafe and not given.complete:
             raise ValueError(
@@ -131,7 +127,8 @@ class CodeReward(Reward):
         names = columns[self.fn_name] if self.fn_name else [None] * len(completions)
         codes = [last_code(completion_text(completion)) for completion in completions]
         rows = list(zip(codes, columns[self.column], names, strict=True))
-        keys = [hashlib.sha256(json.dumps(row, default=str).encode()).hexdigest() for row in rows]
+        # The same program with the same tests is run once.
+        keys = [repr(row) for row in rows]
         tasks = dict(zip(keys, rows, strict=True))
         deadline = math.inf if self.batch_timeout is None else time.monotonic() + self.batch_timeout
         with ThreadPoolExecutor(self.num_workers) as threads:

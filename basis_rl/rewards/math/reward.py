@@ -8,10 +8,11 @@ import time
 from collections.abc import Collection, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from basis_rl.registry import check_choice
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
-from basis_rl.rewards.extract import check_where, completion_text, is_sentence, last_boxed
+from basis_rl.rewards.extract import completion_text, is_sentence, last_boxed
 from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
 from basis_rl.rewards.math.notation import normal_form, text_form
 from basis_rl.rewards.math.places import PLACES, MathAnswerIn, find_answer, marked_answer
@@ -20,12 +21,13 @@ from basis_rl.rewards.math.reading import hedged, primes_differ, refused_reading
 from basis_rl.rewards.math.rules import RULES, refused
 from basis_rl.rewards.math.screen import screened
 from basis_rl.rewards.thought import AfterThought
-from basis_rl.rewards.workers.calls import WALL_CLOCK
+from basis_rl.rewards.workers.calls import WALL_CLOCK, check_limits
 from basis_rl.rewards.workers.failures import FailureMonitor
 from basis_rl.rewards.workers.pool import Outcome, WorkerPool
 from basis_rl.sandbox import Policy, python_paths
 from basis_rl.sandbox.run import fair_share
 
+Rules = Literal["full", "plain"]
 _MEMORY_BYTES = 4 << 30
 _FOLDER_BYTES = 64 << 20
 # Seconds, at least, from which the limit by the clock follows where Math-Verify has its own limits for each step.
@@ -88,16 +90,12 @@ class MathVerifyReward(AfterThought, Reward):
         timeout: float = 5.0,
         allow: Collection[str] | None = None,
         batch_timeout: float | None = 300.0,
-        rules: Literal["full", "plain"] = "full",
+        rules: Rules = "full",
         answer_in: MathAnswerIn | None = None,
         after_think: bool | None = None,
     ) -> None:
         workers = fair_share() if num_workers is None else num_workers
-        if workers < 1 or timeout <= 0 or (batch_timeout is not None and batch_timeout <= 0):
-            raise ValueError(
-                "MathVerifyReward needs num_workers >= 1 and timeout > 0, and a batch_timeout > 0 or None, got "
-                f"{num_workers}, {timeout}, {batch_timeout}."
-            )
+        check_limits("math_verify", workers, timeout, _MEMORY_BYTES, batch_timeout)
         _check_rules(rules, answer_in, allow)
         self.batch_timeout = batch_timeout
         self.rules = rules
@@ -270,19 +268,16 @@ class MathVerifyReward(AfterThought, Reward):
         answers = [answer for _, answer in marked]
         asked = [i for i, (is_marked, _) in enumerate(marked) if not is_marked and texts[i].strip()]
         lost: dict[int, Verdict] = {}
-        for i, outcome in zip(asked, self._ask([{"text": texts[i]} for i in asked], seconds), strict=True):
+        for i, outcome in zip(asked, self._pool.run([{"text": texts[i]} for i in asked], seconds), strict=True):
             answers[i] = outcome.value.get("answer")
             if outcome.status != "ok":
                 lost[i] = _verdict(outcome)
         return answers, lost
 
-    def _ask(self, tasks: Sequence[dict[str, Any]], seconds: float | None) -> list[Outcome]:
-        return self._pool.run(tasks, seconds=seconds) if tasks else []
-
     def _grade_plain(self, pairs: Sequence[Pair], seconds: float | None) -> dict[Pair, Verdict]:
         """Verdicts of Math-Verify alone on pairs of a gold and a rollout."""
         asked = list(dict.fromkeys(pairs))
-        outcomes = self._ask([{"gold": gold, "text": text} for gold, text in asked], seconds)
+        outcomes = self._pool.run([{"gold": gold, "text": text} for gold, text in asked], seconds)
         return {pair: _verdict(outcome) for pair, outcome in zip(asked, outcomes, strict=True)}
 
     def _grade(self, pairs: Sequence[Pair], check: bool = False, seconds: float | None = None) -> dict[Pair, Verdict]:
@@ -318,7 +313,7 @@ class MathVerifyReward(AfterThought, Reward):
         options: dict[str, Any] = {"refuse": list(self.refused)} if self.refused else {}
         options |= {"check": True} if check else {}
         tasks = [{"gold": gold, "answer": answer, **options} for gold, answer in new]
-        fresh = {pair: _verdict(outcome) for pair, outcome in zip(new, self._ask(tasks, seconds), strict=True)}
+        fresh = {pair: _verdict(outcome) for pair, outcome in zip(new, self._pool.run(tasks, seconds), strict=True)}
         # What failed is not the answer's doing, and may go well the next time.
         self._verdicts.remember({pair: v for pair, v in fresh.items() if v not in ("failed", "late")})
         return {**graded, **fresh}
@@ -336,10 +331,8 @@ class MathVerifyReward(AfterThought, Reward):
 
 def _check_rules(rules: str, answer_in: str | None, allow: Collection[str] | None) -> None:
     """Raises ValueError for unknown rules or an unknown place, or what ``plain`` leaves no choice about."""
-    if rules not in ("full", "plain"):
-        raise ValueError(f"math_verify: rules must be 'full' or 'plain', got {rules!r}.")
-    if answer_in is not None:
-        check_where("math_verify", answer_in, get_args(MathAnswerIn))
+    check_choice("math_verify", "rules", rules, Rules)
+    check_choice("math_verify", "answer_in", "box" if answer_in is None else answer_in, MathAnswerIn)
     if rules == "plain" and (allow is not None or answer_in not in (None, "anywhere", "auto")):
         given = "allow" if allow is not None else f"answer_in: {answer_in}"
         raise ValueError(f"math_verify: rules: plain is Math-Verify as it is. Leave {given} out, or take rules: full.")

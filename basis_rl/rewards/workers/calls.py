@@ -117,7 +117,7 @@ class Calls:
             FunctionError: see `on_error`.
             RewardInfrastructureError: too many of the recent calls failed (`FailureMonitor`).
         """
-        outcomes = self._pool.run([{"args": list(args), "kwargs": kwargs} for args, kwargs in calls]) if calls else []
+        outcomes = self._pool.run([{"args": list(args), "kwargs": kwargs} for args, kwargs in calls])
         endings = [_ending(outcome) for outcome in outcomes]
         count = Counter(endings)
         why = ", ".join(sorted({outcome.status for outcome in outcomes if outcome.failed}))
@@ -145,13 +145,17 @@ def trl_signature(columns: Sequence[str]) -> inspect.Signature:
     return inspect.Signature([*known, *read, inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)])
 
 
-def check_limits(reward: str, num_workers: Any, timeout: Any, memory_bytes: Any) -> None:
+def check_limits(
+    reward: str, num_workers: Any, timeout: Any, memory_bytes: Any, batch_timeout: float | None = None
+) -> None:
     """Refuse limits that would not limit anything.
 
     Raises:
-        ValueError: `num_workers` below 1, or no positive `timeout` or `memory_bytes`.
+        ValueError: `num_workers` below 1, or one of the others that is not positive.
     """
     numbers = all(isinstance(value, (int, float)) for value in (num_workers, timeout, memory_bytes))
+    if batch_timeout is not None and batch_timeout <= 0:
+        raise ValueError(f"{reward}: needs batch_timeout > 0 (seconds), or None for no limit, got {batch_timeout}.")
     if not numbers or num_workers < 1 or num_workers != int(num_workers) or timeout <= 0 or memory_bytes <= 0:
         raise ValueError(
             f"{reward}: needs a whole num_workers >= 1, timeout > 0 (seconds) and memory_bytes > 0, got "
