@@ -67,43 +67,27 @@ class Policy:
             raise ValueError(f"The folder of a sandbox must be an existing folder, by absolute path: '{self.folder}'.")
 
 
-@dataclass(frozen=True)
 class Isolation:
     """What this machine gives.
 
     Attributes:
+        mechanisms: what the promises are kept by.
         network: no connection to anywhere.
         writes: no change outside the folder.
         reads: nothing is read that is not `readable`; no other process is looked into.
         processes: no signal to processes outside; all that was started ends with the command, and with its owner.
-        mechanisms: what these promises are kept by.
+        complete: all four promises hold.
     """
 
-    network: bool
-    writes: bool
-    reads: bool
-    processes: bool
-    mechanisms: tuple[str, ...]
-
-    @classmethod
-    def by(cls, mechanisms: Iterable[str]) -> Isolation:
-        """What `mechanisms` give together."""
-        given = tuple(mechanisms)
-        seccomp = "seccomp" in given
-        namespaces = "namespaces" in given
-        landlock = _landlock(given) > 0
-        return cls(
-            network=seccomp or namespaces,
-            writes="read-only-mounts" in given or (landlock and seccomp),
-            reads=landlock,
-            processes=namespaces or seccomp,
-            mechanisms=given,
-        )
-
-    @property
-    def complete(self) -> bool:
-        """Whether all four promises hold."""
-        return self.network and self.writes and self.reads and self.processes
+    def __init__(self, mechanisms: Iterable[str]) -> None:
+        self.mechanisms = tuple(mechanisms)
+        landlock = _landlock(self.mechanisms) > 0
+        seccomp = "seccomp" in self.mechanisms
+        self.network = seccomp or "namespaces" in self.mechanisms
+        self.writes = "read-only-mounts" in self.mechanisms or (landlock and seccomp)
+        self.reads = landlock
+        self.processes = self.network
+        self.complete = self.network and self.writes and self.reads and self.processes
 
     def __str__(self) -> str:
         promises = {
@@ -130,7 +114,7 @@ def _python(module: str) -> list[str]:
 def isolation() -> Isolation:
     """What this machine gives, tried out once in a process of its own (about 0.1 s)."""
     tried = run(_python("probe"), capture_output=True, text=True, check=False, timeout=60, env=environment(None))
-    return Isolation.by(json.loads(tried.stdout) if tried.returncode == 0 else ("rlimits",))
+    return Isolation(json.loads(tried.stdout) if tried.returncode == 0 else ("rlimits",))
 
 
 def sandboxed(command: Sequence[str], policy: Policy, mechanisms: Iterable[str] | None = None) -> list[str]:

@@ -53,15 +53,15 @@ def test_the_attacks_succeed_where_nothing_holds_them():
 
 def test_isolation_says_what_the_mechanisms_give():
     every = ("rlimits", "no_new_privs", "landlock 7", "seccomp", "namespaces", "private-proc", "read-only-mounts")
-    full = Isolation.by(every)
+    full = Isolation(every)
     promises = ("network", "writes", "reads", "processes")
     assert all(getattr(full, promise) for promise in (*promises, "complete"))
     assert "NOT promised" not in str(full)
     for missing in promises:
         assert not replace(full, **{missing: False}).complete
-    bare = Isolation.by(["rlimits"])
+    bare = Isolation(["rlimits"])
     assert not any(getattr(bare, promise) for promise in promises)
     assert "NOT promised here: no network" in str(bare)
-    assert not Isolation.by(["rlimits", "no_new_privs", "landlock 7"]).network  # UDP
-    assert not Isolation.by(["rlimits", "no_new_privs", "seccomp"]).writes
+    assert not Isolation(["rlimits", "no_new_privs", "landlock 7"]).network  # UDP
+    assert not Isolation(["rlimits", "no_new_privs", "seccomp"]).writes
     assert isolation() is isolation()

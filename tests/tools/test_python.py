@@ -167,7 +167,7 @@ def test_a_call_that_is_no_text_is_the_models_error(tool):
 
 
 def test_without_isolation_it_is_refused_unless_one_insists(monkeypatch):
-    none = sandbox.Isolation.by(["rlimits"])
+    none = sandbox.Isolation(["rlimits"])
     for module in ("basis_rl.tools.python", "basis_rl.sandbox.policy"):
         monkeypatch.setattr(f"{module}.isolation", lambda: none)
     with pytest.raises(ValueError, match="require_isolation") as refused:

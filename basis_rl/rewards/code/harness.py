@@ -22,6 +22,7 @@ import builtins
 import json
 import os
 import re
+import symtable
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -276,21 +277,19 @@ class Pytest:
         return decorate
 
 
-def unbound_names(tree: ast.AST) -> set[str]:
+def unbound_names(source: str) -> set[str]:
     """The names that the source uses and neither defines nor imports."""
     used: set[str] = set()
     bound = set(dir(builtins))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
-        elif isinstance(node, ast.arg):
-            bound.add(node.arg)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            bound.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            bound.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            bound.add(node.name)
+    scopes = [symtable.symtable(source, "tests.py", "exec")]
+    while scopes:
+        scope = scopes.pop()
+        scopes += scope.get_children()
+        for symbol in scope.get_symbols():
+            if symbol.is_assigned() or symbol.is_parameter() or symbol.is_imported():
+                bound.add(symbol.get_name())
+            elif symbol.is_global():
+                used.add(symbol.get_name())
     return used - bound
 
 
@@ -428,7 +427,7 @@ def is_inability(error: BaseException) -> bool:
 def run_source(source: str, entry_point: str | None, remote: Callable[[str], Any]) -> None:
     """Run tests: statements, a function ``check``, or what unittest or pytest would find."""
     tree = ast.parse(source)
-    unbound = unbound_names(tree)
+    unbound = unbound_names(source)
     own = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in _OWN_MODULES]
     imported = {alias.asname or alias.name for node in own for alias in node.names}
     if needs_objects(tree, {*unbound, *imported, "candidate"} - {"Solution"}):

@@ -20,17 +20,7 @@ from mpmath import isfinite, mpc  # type: ignore[import-untyped]
 from sympy.concrete.expr_with_limits import ExprWithLimits  # type: ignore[import-untyped]
 from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 
-from basis_rl.rewards.math.latex import (
-    APPROXIMATELY,
-    COMMAND,
-    LETTERS,
-    MODULUS,
-    SIGNS,
-    normalized,
-    parsed,
-    readings,
-    symbols,
-)
+from basis_rl.rewards.math.latex import COMMAND, LETTERS, MODULUS, SIGNS, formula, readings, symbols
 
 # How far the sides of an approximation sign may be apart; what is graded is the left one.
 _COARSE = 0.05
@@ -43,6 +33,7 @@ _DEGREES = re.compile(r"\\circ|\\degree|°|degree")
 _CURRENCY = re.compile(r"\\\$|[$€£]")
 _MONEY = re.compile(r"\\\$|[€£¥₹]")
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(?:\\text\{)?\s*(\w+)")
+_APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-zA-Z])|\\simeq(?![a-zA-Z])|≈")
 _RATIO = re.compile(":")
 _SQUARE = re.compile(r"\[|matrix")
 _CLOSED_AT_INFINITY = re.compile(r"\[(?:\\[,;]|[^,;\[\]])*\\infty|\\infty(?:\\[,;]|[^,;\[\]])*\]")
@@ -291,12 +282,12 @@ def _is_number(value: Any) -> bool:
 
 def _approximates(answer: str) -> bool:
     """Whether the sides of approximation signs are names, and numbers near one another."""
-    texts = APPROXIMATELY.split(SIGNS.sub("", answer))
-    if len(texts) > 1 and is_expr_of_only_symbols(parsed(normalized(texts[0]))):
+    texts = _APPROXIMATELY.split(SIGNS.sub("", answer))
+    if len(texts) > 1 and is_expr_of_only_symbols(formula(texts[0])):
         texts = texts[1:]
     if len(texts) == 1:
         return True
-    sides = [parsed(normalized(text)) for text in texts]
+    sides = [formula(text) for text in texts]
     numbers = [_number(_value(side)) for side in sides]
     near = (a is not None and b is not None and abs(a - b) <= _COARSE * abs(a) for a, b in pairwise(numbers))
     return all(near)
@@ -429,7 +420,7 @@ def _related(pair: _Pair) -> bool:
 
 
 def _measured(pair: _Pair) -> bool:
-    sides = [parsed(normalized(text)) for text in pair.texts]
+    sides = [formula(text) for text in pair.texts]
     return None in sides or pair.differ(MODULUS) or not _equal(*sides)
 
 
@@ -470,6 +461,6 @@ _RELIES_ON: dict[str, Callable[[_Pair], bool]] = {
     "text": _spelled_out,
     "rounding": _rounded,
     "base": lambda pair: _BASE.findall(pair.texts[0]) != _BASE.findall(pair.texts[1]),
-    "approximation": lambda pair: pair.differ(APPROXIMATELY),
+    "approximation": lambda pair: pair.differ(_APPROXIMATELY),
     "ratio": lambda pair: pair.differ(_RATIO),
 }

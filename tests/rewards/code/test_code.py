@@ -141,7 +141,7 @@ def test_a_sandbox_that_breaks_down_ends_the_run(monkeypatch):
 
 
 def test_a_machine_without_isolation_is_refused(monkeypatch):
-    monkeypatch.setattr(code_reward, "isolation", lambda: Isolation.by(["rlimits"]))
+    monkeypatch.setattr(code_reward, "isolation", lambda: Isolation(["rlimits"]))
     with pytest.raises(ValueError, match=r"cannot shut in what a model writes.*allow_unsafe"):
         CodeReward()
     assert CodeReward(allow_unsafe=True).partial is False

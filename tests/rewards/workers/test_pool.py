@@ -429,7 +429,7 @@ def test_starts_that_all_fail_end_the_run_and_those_that_fail_now_and_then_do_no
 def test_workers_need_no_namespaces(files, monkeypatch):
     if files not in isolation().mechanisms and files != "landlock 1":
         pytest.skip("an older kernel")
-    given = Isolation.by(["rlimits", "no_new_privs", files, "seccomp"])
+    given = Isolation(["rlimits", "no_new_privs", files, "seccomp"])
     monkeypatch.setattr("basis_rl.sandbox.policy.isolation", lambda: given)
     workers = make(cpu_timeout=0.5)
     names = {"signal": "os.kill(os.getppid(), 0)", "fork": "os.fork()",
