@@ -108,19 +108,18 @@ def _whole(completion: Any, opened: bool) -> str:
 def has_form(text: str, form: Form, opened_by_prompt: bool = False) -> bool:
     """Whether a rollout has a form of `FormatReward`, in one pass."""
     if form.startswith("think"):
-        start = 0 if opened_by_prompt else len("<think>")
-        thought, end, visible = text[start:].partition("</think>")
-        opened = opened_by_prompt or text.startswith("<think>")
-        if not (opened and end and thought.strip() and visible.strip()) or "<think>" in text[start:]:
+        if not opened_by_prompt and not text.startswith("<think>"):
             return False
-        if "</think>" in visible:
+        rest = text if opened_by_prompt else text.removeprefix("<think>")
+        thought, _, visible = rest.partition("</think>")
+        if not thought.strip() or not visible.strip() or "<think>" in rest or "</think>" in visible:
             return False
         text = visible.strip()
     if form.endswith("box"):
         return bool(last_boxed(text))
     if form.endswith("answer"):
-        before, opened_, answer = text.partition("<answer>")
-        closed = answer.endswith("</answer>") and answer.count("</answer>") == 1 and "<answer>" not in answer
-        alone = form == "answer" or not before.strip()
-        return bool(opened_ and alone and closed and "</answer>" not in before and answer[: -len("</answer>")].strip())
+        if text.count("<answer>") != 1 or text.count("</answer>") != 1 or not text.endswith("</answer>"):
+            return False
+        before, _, answer = text.removesuffix("</answer>").partition("<answer>")
+        return bool(answer.strip()) and (form == "answer" or not before.strip())
     return True

@@ -21,15 +21,13 @@ from basis_rl.rewards.math.reading import hedged, primes_differ, refused_reading
 from basis_rl.rewards.math.rules import RULES, refused
 from basis_rl.rewards.math.screen import screened
 from basis_rl.rewards.thought import AfterThought
-from basis_rl.rewards.workers.calls import WALL_CLOCK, check_limits
+from basis_rl.rewards.workers.calls import WALL_CLOCK, check_limits, worker_policy
 from basis_rl.rewards.workers.failures import FailureMonitor
 from basis_rl.rewards.workers.pool import Outcome, WorkerPool
-from basis_rl.sandbox import Policy, python_paths
 from basis_rl.sandbox.run import fair_share
 
 Rules = Literal["full", "plain"]
 _MEMORY_BYTES = 4 << 30
-_FOLDER_BYTES = 64 << 20
 # Seconds, at least, from which the limit by the clock follows where Math-Verify has its own limits for each step.
 _PLAIN_TIMEOUT = 5.0
 _METRICS: dict[str, Verdict] = {
@@ -106,13 +104,7 @@ class MathVerifyReward(AfterThought, Reward):
         worker = Path(__file__).with_name("worker.py")
         # -P: the folder of the script stays off the path, where its files could shadow other modules
         command = [sys.executable, "-P", str(worker), str(timeout)]
-        policy = Policy(
-            memory_bytes=_MEMORY_BYTES,
-            file_bytes=_FOLDER_BYTES,
-            folder_bytes=_FOLDER_BYTES,
-            processes=1,
-            readable=python_paths(),
-        )
+        policy = worker_policy(_MEMORY_BYTES, processes=1)
         wall = WALL_CLOCK * (max(timeout, _PLAIN_TIMEOUT) if rules == "plain" else timeout)
         self._pool = WorkerPool(command, workers, wall, cpu_timeout=timeout, policy=policy)
         self._failures = FailureMonitor(name="The grading by Math-Verify")

@@ -73,15 +73,9 @@ class Calls:
         worker = Path(__file__).with_name("call_worker.py")
         # -P keeps the script's folder off sys.path, where its modules would shadow packages of the same name.
         command = [sys.executable, "-P", str(worker), target, str(timeout), str(int(memory_bytes))]
-        policy = Policy(
-            memory_bytes=int(memory_bytes) + _IMPORT_BYTES,
-            file_bytes=_FOLDER_BYTES,
-            processes=_THREADS,
-            readable=python_paths(),
-            folder_bytes=_FOLDER_BYTES,
-        )
+        policy = worker_policy(int(memory_bytes) + _IMPORT_BYTES, _THREADS) if shut_in else None
         wall = WALL_CLOCK * timeout if wall_timeout is None else wall_timeout
-        self._pool = WorkerPool(command, num_workers, wall, cpu_timeout=timeout, policy=policy if shut_in else None)
+        self._pool = WorkerPool(command, num_workers, wall, cpu_timeout=timeout, policy=policy)
         self._what = f"The reward function '{Path(target).name}'"
         self._failures = FailureMonitor(name=self._what)
 
@@ -136,6 +130,17 @@ class Calls:
     def close(self) -> None:
         """End the processes; they also end with the object, and with the program."""
         self._pool.close()
+
+
+def worker_policy(memory_bytes: int, processes: int) -> Policy:
+    """What a worker in a sandbox may do: read what Python reads, and write into its temporary folder."""
+    return Policy(
+        memory_bytes=memory_bytes,
+        file_bytes=_FOLDER_BYTES,
+        folder_bytes=_FOLDER_BYTES,
+        processes=processes,
+        readable=python_paths(),
+    )
 
 
 def trl_signature(columns: Sequence[str]) -> inspect.Signature:
