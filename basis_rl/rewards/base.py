@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -14,6 +15,8 @@ Completions = Sequence[str | list[dict[str, str]]]
 """Of each row the text, or the messages of a conversation (`basis_rl.rewards.extract.completion_text`)."""
 LogMetric = Callable[[str, float], None] | None
 Scores = list[float | None]
+
+_log = logging.getLogger(__name__)
 
 # What TRL hands to a reward function besides the columns of the dataset.
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
@@ -157,6 +160,13 @@ def log_shares(log_metric: LogMetric, name: str, counts: Mapping[str, int], of: 
     if log_metric is not None and of:
         for key, count in counts.items():
             log_metric("/".join(part for part in ("reward", name, key) if part), count / of)
+
+
+def warn_late(what: str, late: int, of: int, seconds: float | None) -> None:
+    """Log that `late` of the rollouts were not scored within the ``batch_timeout``, if there are any."""
+    if late:
+        message = "%s of %d of %d rollouts were not done in batch_timeout (%g s): they are not scored."
+        _log.warning(message, what, late, of, seconds)
 
 
 def called(function: Callable[..., Any], columns: Mapping[str, Any]) -> Any:

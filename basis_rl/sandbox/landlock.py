@@ -1,7 +1,6 @@
 """Landlock: files, TCP ports, signals and abstract sockets by an allow list, for any user, since Linux 5.13.
 
-What a process outside the domain is to one inside it: it cannot be traced, so its environ, memory and descriptors in
-/proc are not readable either.
+From inside, no process outside can be traced, so its environ, memory and descriptors in /proc are not readable either.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _NOT_ORDINARY = ("dev", "proc")
 
 
 def version() -> int:
-    """Of the interface; 0 where there is none."""
+    """Of the kernel's Landlock interface; 0 where there is none."""
     return max(0, syscall(_CREATE, None, 0, 1)) if LINUX else 0
 
 

@@ -143,7 +143,7 @@ def environment(folder: str | None, **variables: str) -> dict[str, str]:
     """
     home = folder or "/nonexistent"
     passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    # The working directory is another one inside.
+    # Relative entries would mean other folders, since the command has another working directory.
     if "PYTHONPATH" in passed:
         passed["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, passed["PYTHONPATH"].split(os.pathsep)))
     # Otherwise each thread has an arena of its own, which takes 64 MB of addresses: with 14 threads 1 GB is full.

@@ -45,13 +45,13 @@ _SYSTEM: _Table = {
     "syslog": (103, 116), "vhangup": (153, 58), "fanotify_init": (300, 262), "uselib": (134, None),
     "inotify_init": (253, None), "inotify_init1": (294, 26), "io_setup": (206, 0),
 }  # fmt: skip
-# And queues: writes that no file system sees.
+# And message queues, through which data leaves the sandbox without a file.
 _SHARED_MEMORY: _Table = {
     "mq_open": (240, 180), "mq_unlink": (241, 181), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
     "semget": (64, 190), "semctl": (66, 191), "semop": (65, 193), "semtimedop": (220, 192), "msgget": (68, 186),
     "msgctl": (71, 187), "msgsnd": (69, 189), "msgrcv": (70, 188),
 }  # fmt: skip
-# Files of no folder, which no limit of one counts. Refused as if the kernel had none: libraries fall back on a file.
+# Files in memory: they are in no folder, so the folder's limit does not count them. ENOSYS: libraries then take a file.
 _MEMORY_FILES: _Table = {"memfd_create": (319, 279), "memfd_secret": (447, 447)}
 # They keep pages in a pipe or a socket, each of up to 2 MB, where the kernel counts one byte or one place of the pipe;
 # the mapping or the file that the page is from can go. Callers fall back on reading and writing.

@@ -366,6 +366,7 @@ def call_rows(test: Any) -> None:
 def run_tests(path: str) -> None:
     """Run the tests of a file with functions of the other process; the verdict goes to the standard error."""
     answers, requests = channel()
+    # The tests, which may print to the standard error, get /dev/null in its place.
     verdict = os.dup(2)
     os.dup2(0, 2)
     calls = 0

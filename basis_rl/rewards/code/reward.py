@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import platform
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
+from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares, warn_late
 from basis_rl.rewards.code.blocks import last_code
 from basis_rl.rewards.code.run import Program, Verdict
 from basis_rl.rewards.code.tests import Case, choose_cases, joined, known_tests
@@ -20,7 +19,6 @@ from basis_rl.sandbox import Policy, isolation
 
 _RULES = 2
 _OUTPUT_BYTES = 4 << 20
-_log = logging.getLogger(__name__)
 
 
 class CodeReward(Reward):
@@ -145,11 +143,7 @@ class CodeReward(Reward):
         timeouts = sum("timeout" in verdicts for _, verdicts in results)
         counts = {"no_code": codes.count([]), "timeout": timeouts, "unscored": rewards.count(None), "over_budget": late}
         log_shares(log_metric, "code", counts, len(results))
-        if late:
-            _log.warning(
-                "The tests of %d of %d rollouts were not done in batch_timeout (%g s): they are not scored.",
-                late, len(results), self.batch_timeout,
-            )  # fmt: skip
+        warn_late("The tests", late, len(results), self.batch_timeout)
         return rewards
 
     def answers(self, completions: Completions, prompts: Column = ()) -> list[str | None]:

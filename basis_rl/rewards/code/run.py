@@ -35,6 +35,7 @@ _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/l
 @lru_cache(maxsize=2)
 def python(packages: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The interpreter's command, and all that it reads: no data set is in it, nor the working directory."""
+    # Without packages it is not the virtual environment's interpreter, which would need its folder to start.
     real = os.path.realpath(sys.executable)
     base = {"base": sys.base_prefix, "installed_base": sys.base_prefix, "platbase": sys.base_prefix}
     readable = [real, *(sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib"))]
@@ -162,4 +163,5 @@ def _answer(printed: str) -> Any:
         answer = json.loads(printed.partition("\n")[0])
         return answer["value"]
     except (ValueError, RecursionError, KeyError, TypeError):
+        # Equal to no encoded value.
         return {"nothing": None}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from basis_rl.registry import check_choice
-from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
+from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares, warn_late
 from basis_rl.rewards.extract import completion_text, is_sentence, last_boxed
 from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
 from basis_rl.rewards.math.notation import normal_form, text_form
@@ -178,11 +178,7 @@ class MathVerifyReward(AfterThought, Reward):
             # Of several golds, one of which is enough, `right` is the verdict if it is among them.
             said = [", ".join(sorted(row & {"right"} or row)) for row in verdicts]
             log_extra("verdict", [each or none.replace("_", " ") for each in said])
-        if counts["over_budget"]:
-            _log.warning(
-                "The grading of %d of %d rollouts was not done in batch_timeout (%g s): they are not scored.",
-                counts["over_budget"], len(answers), self.batch_timeout,
-            )  # fmt: skip
+        warn_late("The gradings", counts["over_budget"], len(answers), self.batch_timeout)
         self._record(verdicts)
         return [_reward(row) for row in verdicts]
 

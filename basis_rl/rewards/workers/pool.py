@@ -105,7 +105,7 @@ class WorkerPool:
         self._owner = os.getpid()
         self._workers: list[Worker] = []
         self._lock = threading.Lock()
-        self._finalizer = weakref.finalize(self, _close_all, self._workers, self._owner)
+        weakref.finalize(self, _close_all, self._workers, self._owner)
 
     def _own_if_forked(self) -> None:
         """After a fork, workers, lock and sockets are those of the other process."""
@@ -139,10 +139,7 @@ class WorkerPool:
     def close(self) -> None:
         """End all workers. The next `run` starts new ones."""
         with self._lock:
-            self._end()
-
-    def _end(self) -> None:
-        _close_all(self._workers, self._owner)
+            _close_all(self._workers, self._owner)
 
 
 class _Batch:
@@ -173,7 +170,7 @@ class _Batch:
                 self._wait()
         except BaseException:
             # Their sockets may hold half an answer to a task of this batch, which the next batch would read.
-            self.pool._end()
+            _close_all(self.pool._workers, self.pool._owner)
             raise
         return [self.outcomes[i] for i in range(len(self.tasks))]
 
