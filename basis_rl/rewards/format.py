@@ -26,19 +26,15 @@ class FormatReward(Reward):
       arXiv 2501.12948, Table 1; Open-Reasoner-Zero);
     - ``box``, ``answer``: a box anywhere; one ``<answer>...</answer>``, at the end.
 
-    These are checked in one pass over the text. A `pattern` of your own may take exponential time on what a model
-    writes, so it is matched in a worker: a match that takes longer than `timeout` is none.
-
     Metrics with a pattern: ``reward/format/timeout`` and the like, shares of the rollouts.
 
     Args:
         form: one of the above; default ``think_box``.
-        pattern: instead, a regular expression for all of the rollout, white space at its ends aside; ``.`` matches
-            line ends too.
-        opened_by_prompt: the prompt ends with ``<think>``, so rollouts have no opening tag. None: as the prompt itself
-            says where it is text; of conversations the trainer says it (`tell_prompt`).
-        num_workers: processes (of this rank) for `pattern`.
-        timeout: seconds of CPU time for one rollout with `pattern`.
+        pattern: instead, a regular expression for the whole rollout, without white space at its ends; ``.`` matches
+            line ends too. It may take exponential time, so it is matched in a worker.
+        opened_by_prompt: the prompt ends with ``<think>``, so rollouts have no opening tag. None: read from the prompt.
+        num_workers: processes of this rank for `pattern`.
+        timeout: seconds of CPU time for one rollout with `pattern`; a match that takes longer is none.
 
     Raises:
         ValueError: unknown form, form and pattern, a pattern that is not a regular expression.

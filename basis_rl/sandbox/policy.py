@@ -24,27 +24,25 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NU
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What is granted. The rest is refused as far as the machine can (`isolation`).
-
-    Memory and CPU time are those of one process: all together take at most `processes` times as much.
+    """What is granted; the rest is refused as far as the machine can (`isolation`). No limit may be 0 or less.
 
     Attributes:
         memory_bytes: address space of each process.
-        cpu_seconds: CPU time of each process, whole seconds (rounded up); then SIGXCPU, a second later SIGKILL. None:
-            no limit.
+        cpu_seconds: CPU time of each process, rounded up to seconds; then SIGXCPU, a second later SIGKILL. None: no
+            limit.
         file_bytes: size of each file.
-        processes: threads of all processes together. 1: the command can start neither thread nor process (EAGAIN).
-            More: refused by the kernel (EAGAIN) for an ordinary user in a user namespace; elsewhere, and for root, they
-            are counted 20 times a second, and all is killed when there are more. None: not limited.
+        processes: threads of all processes together. 1: neither thread nor process can be started (EAGAIN). More:
+            EAGAIN for an ordinary user in a user namespace; elsewhere, and for root, they are counted 20 times a
+            second, and all is killed when there are more. None: not limited.
         folder: absolute path of the only place that can be written; it is cwd, and should be HOME and TMPDIR
             (`environment`). None: nothing can be written.
-        folder_bytes: all files of the folder together. A temporary folder is a tmpfs of that size where there are user
-            namespaces: it is full (ENOSPC), and takes memory. Elsewhere it is looked at 4 times a second, and all is
-            killed when there is more.
+        folder_bytes: all files of the folder together. With user namespaces a temporary folder is a tmpfs of that size
+            (ENOSPC, and it takes memory). Elsewhere it is measured 4 times a second, and all is killed when it is
+            larger.
         readable: files and folders that can be read and executed (`python_paths`). None: everything but devices and
             other processes.
-        temporary: the folder is empty for the command, and removed when the command has ended, or the process that
-            started it has died.
+        temporary: the folder is empty for the command, and removed when the command or the process that started it
+            ends.
 
     Raises:
         ValueError: a limit that is not positive, a folder that is no absolute path of a folder.

@@ -27,12 +27,9 @@ _MOST_FILES = 64 << 20
 class PythonTool:
     """Runs each program in a process and a temporary folder of its own, and answers with what it prints.
 
-    It has no state: nothing of a call is left for the next, as with the code runners of tool-integrated reasoning
-    (Sandbox Fusion, which OTB's App. F.1 names). The value of the last line is printed too, as in a console. What goes
-    wrong is text for the model: a traceback, or that a limit was passed.
-
-    The isolation is `basis_rl.sandbox`'s (docs/security.md), with limits on wall time, CPU time, memory, processes,
-    size of files and output. Everything that a program started ends with it.
+    Nothing of a call is left for the next, as with the code runners of tool-integrated reasoning (Sandbox Fusion, which
+    OTB's App. F.1 names). The value of the last line is printed too, as in a console; a traceback or a limit that was
+    passed is text for the model. The isolation is `basis_rl.sandbox`'s (docs/security.md).
 
     Args:
         timeout: seconds of wall time and of CPU time that a program may take, the interpreter's start aside.

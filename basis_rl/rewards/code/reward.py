@@ -24,40 +24,32 @@ _OUTPUT_BYTES = 4 << 20
 class CodeReward(Reward):
     """1.0 if the rollout's Python code passes all tests of its problem, else 0.0.
 
-    The code is the last closed fenced block of Python, else the last one without a language that is Python: a whole
-    program, or whole functions. The tests are a column of the dataset, in the forms of `parse_tests`. A problem whose
-    tests cannot be read, or pass or need something that is not plain data, is not scored (None); nor is a rollout that
-    was not tested when `batch_timeout` was over.
-
-    Each test runs in a sandbox of its own (docs/security.md), and what is expected never gets there: output is compared
-    outside, and asserts run in another sandbox, which calls the code's functions by messages of plain data.
-
-    A column ``solution`` is needed by the trainer's data loading; it may be the one with the tests (``solution_column:
-    input_output``).
+    The code is the last closed fenced block of Python, else the last one without a language that is Python. The tests
+    are a column of the dataset, in the forms of `parse_tests`. Each test runs in a sandbox of its own, which never
+    holds what is expected (docs/security.md). A problem whose tests cannot be read, or that pass or need something that
+    is not plain data, is not scored (None).
 
     Metrics: ``reward/code/no_code``, ``reward/code/timeout``, ``reward/code/unscored`` and, of these,
     ``reward/code/over_budget``, shares of the rollouts.
 
     Args:
-        column: with the tests.
-        partial: the share of tests passed, a number in [0, 1], instead of all or nothing. It takes longer: otherwise
-            the first failure ends a rollout.
-        max_tests: of a problem, spread evenly over them; the first ones alone are often shown to the model.
-        num_workers: rollouts tested at a time (of this rank).
-        timeout: seconds of CPU time for one test; by the clock it may take three times that and 3 s
-            more, so leave a processor for each of `num_workers`.
-        memory_bytes: address space for one test.
+        column: with the tests. The trainer's data loading also needs a ``solution``, which may be the same column.
+        partial: the share of tests passed instead of all or nothing. Slower: otherwise the first failure ends a
+            rollout.
+        max_tests: per problem, spread evenly over them; the first ones alone are often shown to the model.
+        num_workers: rollouts tested at a time, on this rank.
+        timeout: seconds of CPU time per test; the clock allows three times that and 3 s, so leave a processor per
+            worker.
+        memory_bytes: address space per test.
         processes: processes and threads that a program may have.
-        packages: let it, and asserts, import all packages that are installed here, besides the standard library and
-            numpy.
+        packages: allow the import of all installed packages, besides the standard library and numpy.
         tolerance: absolute or relative error of a number that is expected with a decimal point.
         fn_name: column with the function's name, where the tests do not name it.
-        batch_timeout: seconds by the clock for the rollouts of one call, which are otherwise bounded by their number
-            only; None: no limit.
-        allow_unsafe: run the code although this machine does not keep all of these promises.
+        batch_timeout: seconds by the clock for the rollouts of one call; the rest is not scored. None: no limit.
+        allow_unsafe: run the code although this machine does not keep all promises of the sandbox.
 
     Raises:
-        ValueError: a parameter out of its range, or a machine that cannot isolate or run it.
+        ValueError: a parameter out of its range, or a machine that cannot isolate or run the code.
         RewardInfrastructureError: when called: the sandbox cannot be set up any more.
     """
 

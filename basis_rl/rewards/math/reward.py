@@ -41,29 +41,24 @@ _log = logging.getLogger(__name__)
 class MathVerifyReward(AfterThought, Reward):
     r"""1.0 if the answer of the rollout, by default its last balanced ``\boxed{...}``, equals the gold, else 0.0.
 
-    Equal is what Math-Verify finds equal, except for the notations and readings that docs/rewards.md lists. Simple
-    pairs are decided here; the others are graded once each, in processes without network, rights and secrets
-    (docs/security.md). An answer that takes more than `timeout` seconds of CPU time is wrong; nothing that a model
-    wrote raises or hangs. A rollout is not scored (None; its advantage is 0) if none of its golds can be parsed, if the
-    grading failed (`Outcome.failed`), or if `batch_timeout` was over first.
+    Equal is what Math-Verify finds equal, except for what docs/rewards.md lists. Pairs that are not simple are graded
+    in processes without network, rights and secrets (docs/security.md), each once. A rollout is not scored (None) if
+    none of its golds can be parsed, if the grading failed (`Outcome.failed`), or if `batch_timeout` was over first.
 
-    The gold is the last ``\boxed{}`` of the dataset's column ``solution``, or all of its text. A cell that is a list
-    holds several golds, one of which is enough; several numbers that are all asked for are one gold, ``1, 2, 5``.
+    The gold is the last ``\boxed{}`` of the column ``solution``, or all of its text. A cell that is a list holds
+    several golds, one of which is enough; several numbers that are all asked for are one gold, ``1, 2, 5``.
 
-    Metrics, where the trainer passes ``log_metric``: ``reward/no_box`` (``reward/no_answer`` with another `answer_in`),
-    ``reward/screened``, ``reward/timeout``, ``reward/infrastructure`` (the grading failed) and ``reward/over_budget``,
-    shares of the rollouts.
+    Metrics: ``reward/no_box`` (``reward/no_answer`` with another `answer_in`), ``reward/screened``, ``reward/timeout``,
+    ``reward/infrastructure`` (the grading failed) and ``reward/over_budget``, shares of the rollouts.
 
     Args:
-        num_workers: grading processes (of this rank); default: the machine's cores, shared among its ranks, at least 2.
-        timeout: seconds of CPU time for one answer.
-        batch_timeout: seconds by the clock for the rollouts of one call, which are otherwise bounded by their number
-            only. What is not graded by then is not scored, and graded the next time that it comes. None: no bound.
-            `check_golds` and `equivalent` have none.
-        allow: names of the acceptances of Math-Verify that are kept (`basis_rl.rewards.math.rules.QUIRKS`); a verdict
-            that rests on another one is wrong. None: all of them.
-        rules: ``full``; or ``plain``: ``math_verify.verify(parse(gold in a box), parse(rollout))`` and nothing else, in
-            the same processes. Its time limits are Math-Verify's own.
+        num_workers: grading processes of this rank; default: its share of the machine's cores, at least 2.
+        timeout: seconds of CPU time for one answer; an answer that takes more is wrong.
+        batch_timeout: seconds by the clock for the rollouts of one call. What is not graded by then is not scored, and
+            is graded when it comes again. None: no limit. `check_golds` and `equivalent` have none.
+        allow: those of `basis_rl.rewards.math.rules.QUIRKS` on which a right verdict may rest. None: all.
+        rules: ``full``; or ``plain``: ``math_verify.verify(parse(gold in a box), parse(rollout))`` and nothing else,
+            with Math-Verify's own time limits.
         answer_in: ``box``; ``tag``, ``hashes``, ``last_line``, ``last_number`` (`take_answer`); ``anywhere``: in a box,
             a tag or behind ``####`` if there is one, else where Math-Verify finds it; ``auto``: ``box`` if the prompts
             ask for one, else ``anywhere``. Default: ``box``; with `rules` ``plain`` it is ``anywhere``.
@@ -71,7 +66,7 @@ class MathVerifyReward(AfterThought, Reward):
 
     Raises:
         ValueError: a parameter out of its range, or an unknown name.
-        RewardInfrastructureError: when called, if the grading of more than 5 % of the recent rollouts failed
+        RewardInfrastructureError: when called: the grading of more than 5 % of the recent rollouts failed
             (`FailureMonitor`), or no worker can be started.
     """
 
