@@ -7,6 +7,7 @@ import copy
 import inspect
 import logging
 import math
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -236,11 +237,8 @@ def _safely(work: Callable[[], Any]) -> tuple[Any, str | None]:
     try:
         return work(), None
     except (Exception, SystemExit) as error:
-        try:
-            said = str(error)
-        except Exception:
-            said = ""
-        return None, f"raises {type(error).__name__}: {said[:200]}".replace("\n", " ")
+        said = " ".join("".join(traceback.format_exception_only(error)).split())
+        return None, f"raises {said[:200]}"
 
 
 def _same(a: Sequence[float | None], b: Sequence[float | None]) -> bool:

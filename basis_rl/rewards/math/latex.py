@@ -122,12 +122,12 @@ def _parsed(text: str) -> Any:
         real = not should_treat_as_complex(_IMAGINARY.sub("", text))
         read = _converted(text, real)
         if isinstance(read, Basic):
-            # So that the letters of a - a stay.
+            # Otherwise sympy would make 0 of a - a, and the symbol check could not see its letters.
             with evaluate(False):
                 read = read.xreplace({symbol: I for symbol in symbols(read) if symbol.name == "i"})
         return None if read in (nan, zoo) or (isinstance(read, Basic) and read.has(nan, zoo)) else read
     except Exception:
-        # Whatever the parser and sympy raise for what a model wrote.
+        # The parser and sympy raise anything for what a model wrote.
         return None
 
 
@@ -159,7 +159,7 @@ class _Converter(_Latex2Sympy):
         return parser
 
     def parse_number(self, text: str) -> Any:
-        # Without sympy's parser, which compiles Python for it.
+        # Faster than sympy's own parser, which compiles Python code for each number.
         digits = text.replace(",", "")
         return Integer(digits) if digits.isdecimal() and digits.isascii() else super().parse_number(text)
 

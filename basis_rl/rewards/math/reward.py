@@ -229,7 +229,7 @@ class MathVerifyReward(AfterThought, Reward):
         return [graded[pair] == "right" for pair in given]
 
     def _written(self, answer: str) -> str:
-        """The content of a box as it is graded: `plain` reads rollouts."""
+        """The content of a box in the form that is graded: by `plain` rules that is a rollout with the box."""
         return rf"\boxed{{{answer}}}" if self.rules == "plain" else answer
 
     def close(self) -> None:
@@ -241,7 +241,7 @@ class MathVerifyReward(AfterThought, Reward):
         self._failures.record(len(verdicts) - failed, failed)
 
     def _find(self, texts: Sequence[str], seconds: float | None) -> tuple[list[str | None], dict[int, Verdict]]:
-        """The answers of rollouts, and what became of those in which Math-Verify was to find one and did not end."""
+        """The answers of rollouts, and verdicts on those in which Math-Verify's search for one did not end."""
         where = self.place
         if self.rules == "plain":
             return list(texts), {}
@@ -281,18 +281,13 @@ class MathVerifyReward(AfterThought, Reward):
 
     def _grade_forms(self, pairs: Collection[Pair], check: bool, seconds: float | None) -> dict[Pair, Verdict]:
         """Verdicts of pairs of normal forms."""
-        graded: dict[Pair, Verdict] = {}
-        asked: list[Pair] = []
-        for pair in pairs:
-            right = self._quick(pair, check)
-            if right is None:
-                asked.append(pair)
-            else:
-                # A ratio to Math-Verify.
-                misread = right and check and is_time(pair[0])
-                graded[pair] = "misread" if misread else "right" if right else "wrong"
-        graded.update(self._verdicts.find(asked))
-        new = [pair for pair in asked if pair not in graded]
+        quick = {pair: self._quick(pair, check) for pair in pairs}
+        graded: dict[Pair, Verdict] = {pair: "right" if ok else "wrong" for pair, ok in quick.items() if ok is not None}
+        if check:
+            # To Math-Verify a time of day is a ratio.
+            graded.update({pair: "misread" for pair, ok in quick.items() if ok and is_time(pair[0])})
+        graded.update(self._verdicts.find(pair for pair in quick if pair not in graded))
+        new = [pair for pair in quick if pair not in graded]
         options: dict[str, Any] = {"refuse": list(self.refused)} if self.refused else {}
         options |= {"check": True} if check else {}
         tasks = [{"gold": gold, "answer": answer, **options} for gold, answer in new]
@@ -302,14 +297,17 @@ class MathVerifyReward(AfterThought, Reward):
         return {**graded, **fresh}
 
     def _quick(self, pair: Pair, check: bool) -> bool | None:
+        """Whether a pair of normal forms is right; None where a worker has to be asked."""
         gold, answer = pair
         if not check and same_text(text_form(gold), text_form(answer)):
             return True
         right = same_parts(gold, answer)
         if right is None:
             right = quick_verdict(gold, answer, any_case="case" not in self.refused)
-        says_nothing = right is None and (refused_reading(answer) or refused_reading(gold))
-        return False if says_nothing or (right is None and (hedged(*pair) or primes_differ(*pair))) else right
+        if right is not None:
+            return right
+        says_nothing = refused_reading(answer) or refused_reading(gold)
+        return False if says_nothing or hedged(*pair) or primes_differ(*pair) else None
 
 
 def _check_rules(rules: str, answer_in: str | None, allow: Collection[str] | None) -> None:
@@ -322,10 +320,8 @@ def _check_rules(rules: str, answer_in: str | None, allow: Collection[str] | Non
 
 
 def _verdict(outcome: Outcome) -> Verdict:
-    if outcome.status == "over_budget":
-        return "late"
-    if outcome.status == "timeout" or outcome.failed:
-        return "failed" if outcome.failed else "timeout"
+    if outcome.status != "ok":
+        return "failed" if outcome.failed else "timeout" if outcome.status == "timeout" else "late"
     if outcome.value.get("misread") and outcome.value.get("verdict"):
         return "misread"
     # If grading fails, also because memory ran out, the answer is wrong.
