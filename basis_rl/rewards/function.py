@@ -56,8 +56,7 @@ class FunctionReward(Reward):
         self.over_limit = over_limit
         self.on_error = on_error
         self.__name__ = re.split("[.:]", function)[-1]
-        limits = (num_workers, timeout, memory_bytes, wall_timeout, over_limit)
-        self._calls = Calls(self.__name__, function, *limits)
+        self._calls = Calls(self.__name__, function, num_workers, timeout, memory_bytes, wall_timeout, over_limit)
         known = self._calls.describe()
         if not known["first"] or known["asynchronous"]:
             raise ValueError(f"'{function}' must be a plain function whose first parameter is the rollout's text.")

@@ -77,15 +77,14 @@ class _Monitor:
     def __init__(self, plan: dict[str, Any], command: list[str]) -> None:
         self.plan = plan
         self.command = command
-        self.mechanisms = set(plan["mechanisms"])
-        self.namespaces = "namespaces" in self.mechanisms
+        self.namespaces = "namespaces" in plan["mechanisms"]
         self.folder = plan["folder"]
         self.processes = plan["processes"]
         self.looked_at = self.folder is not None and not _in_memory(plan)
         # The kernel counts processes by user. Root it does not count at all, others over all that they run; only in a
         # user namespace of its own is the number that of the sandbox.
-        self.exact = self.namespaces and os.getuid() != 0
-        self.counted = not self.exact and self.processes is not None and self.processes > 1
+        exact = self.namespaces and os.getuid() != 0
+        self.counted = not exact and self.processes not in (None, 1)
         self.child = -1
         self.status = 0
         self.owner_end: int | None = None
@@ -111,7 +110,7 @@ class _Monitor:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if self.namespaces:
                 _init(self.plan, self.command, own, outside)
-            _become(self.plan, self.command, exact=self.exact)
+            _become(self.plan, self.command, exact=False)
         os.close(outside)
         if kernel.LINUX:
             kernel.set_dumpable(False)

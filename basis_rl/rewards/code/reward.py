@@ -11,7 +11,7 @@ from typing import Any
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares, warn_late
 from basis_rl.rewards.code.blocks import last_code
 from basis_rl.rewards.code.run import Program, Verdict
-from basis_rl.rewards.code.tests import Case, choose_cases, joined, known_tests
+from basis_rl.rewards.code.tests import Case, choose_cases, joined, parse_tests
 from basis_rl.rewards.extract import completion_text
 from basis_rl.rewards.workers.calls import check_limits, trl_signature
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
@@ -153,7 +153,7 @@ class CodeReward(Reward):
         return [i for i, (cell, name) in enumerate(rows) if not self._cases(cell, name)]
 
     def _cases(self, cell: Any, name: str | None) -> list[Case]:
-        return choose_cases(known_tests(cell, name), self.max_tests)
+        return choose_cases(parse_tests(cell, name), self.max_tests)
 
     def _score(
         self, deadline: float, code: list[str], cell: Any, name: str | None

@@ -286,11 +286,9 @@ def test_forms_of_tests():
     functional = [{"input": "1", "output": "2", "testtype": "functional"}]
     assert parse_tests([{**functional[0], "metadata": {"func_name": "f"}}]) == called
     assert parse_tests(functional, '{"func_name": "f"}') == called
-    with pytest.raises(ValueError, match="whose name"):
-        parse_tests(functional)
+    assert parse_tests(functional) == []
     for bad in ("", "[]", "{}", "not json", [1], {"inputs": ["1"], "outputs": []}, None, 3, "[" * 100_000):
-        with pytest.raises(ValueError, match=r"tests|JSON|outputs"):
-            parse_tests(bad)
+        assert parse_tests(bad) == []
 
 
 def test_chosen_tests_are_spread_and_have_the_last():
