@@ -11,7 +11,7 @@ import stat
 import struct
 from collections.abc import Iterable
 
-from basis_rl.sandbox.kernel import LINUX, checked, syscall
+from basis_rl.sandbox.kernel import checked, syscall
 
 # On every machine.
 _CREATE = 444
@@ -39,7 +39,7 @@ _NOT_ORDINARY = ("dev", "proc")
 
 def version() -> int:
     """Of the kernel's Landlock interface; 0 where there is none."""
-    return max(0, syscall(_CREATE, None, 0, 1)) if LINUX else 0
+    return max(0, syscall(_CREATE, None, 0, 1))
 
 
 def restrict(abi: int, readable: Iterable[str] | None, folder: str | None, *, private_proc: bool) -> None:

@@ -117,6 +117,7 @@ class _Monitor:
         _leave_pipes()
         self._watch()
         if self.namespaces:
+            # The child's own status is that of the init; this pipe has the command's, unless the init was killed.
             report = os.read(inside, 4)
             return int.from_bytes(report, "little") if len(report) == 4 else int(signal.SIGKILL)
         return self.status
@@ -181,6 +182,7 @@ class _Monitor:
     def _stop(self, why: str) -> None:
         self.kill_everything()
         self.status = int(signal.SIGKILL)
+        # Nobody may be reading the command's errors, and a full pipe would block.
         if select.select([], [2], [], 0)[1]:
             os.write(2, f"sandbox: killed: {why}\n".encode())
 

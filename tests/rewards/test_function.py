@@ -88,7 +88,7 @@ def test_bugs_can_be_left_unscored_unless_everything_fails():
     [
         (f"{HERE}:absent", {}, "cannot be imported:\n(?s:.*)has no attribute 'absent'"),
         ("no_such_module:f", {}, "cannot be imported:\n(?s:.*)No module named 'no_such_module'"),
-        (f"{HERE}:NUMBER", {}, "is a int, not a function"),
+        (f"{HERE}:NUMBER", {}, "3 is not a callable object"),
         (f"{HERE}:later", {}, "must be a plain function"),
         (f"{HERE}:nothing", {}, "must be a plain function whose first parameter"),
         ("f", {}, "named `module:function`"),

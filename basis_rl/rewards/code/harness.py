@@ -103,11 +103,6 @@ def decode(data: Any) -> Any:
     raise ValueError(f"no encoded value: {str(name)[:20]}")
 
 
-def dump(message: dict[str, Any]) -> str:
-    """One line."""
-    return json.dumps(message) + "\n"
-
-
 def channel() -> tuple[TextIO, TextIO]:
     """What the other process sends, and where to write to it; who prints or reads later does not meet either."""
     received = os.fdopen(os.dup(0))
@@ -142,13 +137,14 @@ def run_program(path: str) -> None:
             function = getattr(namespace["Solution"](), name) if method else namespace[name]
             value = function(*args, **kwargs)
             try:
+                # Imported only if the program did so, which saves its time for the others.
                 answer = {"value": encode(value, sys.modules.get("numpy"))}
             except NotPlainError:
                 answer = {"object": type(value).__name__}
         except BaseException as error:
             # Of the candidate, and told to the tests.
             answer = {"error": type(error).__name__, "message": str(error)[:1000]}
-        answers.write(dump(answer))
+        answers.write(json.dumps(answer) + "\n")
 
 
 def run_parse(path: str) -> None:
@@ -384,7 +380,7 @@ def run_tests(path: str) -> None:
             except NotPlainError as error:
                 raise Unsupported(str(error)) from None
             try:
-                requests.write(dump({"name": name, **given}))
+                requests.write(json.dumps({"name": name, **given}) + "\n")
                 answer = json.loads(answers.readline())
                 if "object" in answer:
                     return Object(name)
@@ -434,11 +430,13 @@ def run_source(source: str, entry_point: str | None, remote: Callable[[str], Any
     if needs_objects(tree, {*unbound, *imported, "candidate"} - {"Solution"}):
         raise Unsupported("more than results")
     modules: dict[str, Any] = {"pytest": Pytest(), **dict.fromkeys(_OWN_MODULES, Functions(remote, ""))}
+    # What the tests import by these names.
     sys.modules.update(modules)
     namespace = {name: remote(name) for name in unbound}
     namespace.update(__name__="tests", __file__="tests.py")
     exec(compile(tree, "tests.py", "exec"), namespace)
     if entry_point and "check" in namespace:
+        # LeetCode's entry point is Solution().name, and a request names it Solution.name.
         namespace["check"](remote(entry_point.replace("()", "")))
     run_found(namespace)
 

@@ -111,9 +111,6 @@ class CodeReward(Reward):
     def __call__(
         self, prompts: Column, completions: Completions, log_metric: LogMetric = None, **columns: Any
     ) -> Scores:
-        for name in (self.column, self.fn_name):
-            if name is not None and name not in columns:
-                raise ValueError(f"code: the dataset has no column '{name}'.")
         names = columns[self.fn_name] if self.fn_name else [None] * len(completions)
         codes = [last_code(completion_text(completion)) for completion in completions]
         rows = list(zip(codes, columns[self.column], names, strict=True))

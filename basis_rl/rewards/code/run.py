@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from basis_rl.rewards.code.harness import dump, encode
+from basis_rl.rewards.code.harness import encode
 from basis_rl.rewards.code.tests import Case, same_output, same_value
 from basis_rl.sandbox import Policy
 from basis_rl.sandbox.launch import CANNOT_START
@@ -98,7 +98,7 @@ class Program:
             right = ended == "pass" and same_output(printed, case.expected, self.tolerance)
         else:
             request: dict[str, Any] = {"name": case.name, "args": [encode(value) for value in case.given], "kwargs": {}}
-            ended, printed = self._run([_HARNESS, "program"], dump(request))
+            ended, printed = self._run([_HARNESS, "program"], json.dumps(request) + "\n")
             right = ended == "pass" and same_value(_answer(printed), case.expected, self.tolerance)
         if ended == "timeout" and time.monotonic() >= self.deadline:
             return "over budget"

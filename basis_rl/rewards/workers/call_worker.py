@@ -23,13 +23,9 @@ def load(target: str) -> Callable[..., Any]:
     """The function of ``module:name``, ``module.name`` or ``/path/of/file.py:name``."""
     if target.startswith("/"):
         path, _, name = target.rpartition(":")
-        function = runpy.run_path(path)[name]
-    else:
-        where, _, name = target.replace(":", ".").rpartition(".")
-        function = getattr(importlib.import_module(where), name)
-    if not callable(function):
-        raise TypeError(f"{target} is a {type(function).__name__}, not a function")
-    return function
+        return runpy.run_path(path)[name]
+    where, _, name = target.replace(":", ".").rpartition(".")
+    return getattr(importlib.import_module(where), name)
 
 
 def signature_and_version(function: Callable[..., Any]) -> dict[str, Any]:

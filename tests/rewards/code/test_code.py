@@ -126,7 +126,7 @@ def test_tests_and_the_functions_name_in_columns_of_their_own():
     assert reward.check_golds([cell, cell, "irrelevant"], ["join", None, "join"]) == [1, 2]
     check = "def check(candidate):\n    assert candidate(1, 2) == 3"
     assert reward.check_golds([check, check, f"{check}\ncheck(join)"], ["join", None, None]) == [1]
-    with pytest.raises(ValueError, match="no column 'tests'"):
+    with pytest.raises(KeyError, match="tests"):
         reward([], [text], solution=["x"], name=["join"])
 
 
