@@ -251,7 +251,7 @@ class MathVerifyReward(AfterThought, Reward):
         answers = [answer for _, answer in marked]
         asked = [i for i, (is_marked, _) in enumerate(marked) if not is_marked and texts[i].strip()]
         lost: dict[int, Verdict] = {}
-        for i, outcome in zip(asked, self._pool.run([{"text": texts[i]} for i in asked], seconds), strict=True):
+        for i, outcome in zip(asked, self._pool.run([{"text": texts[i]} for i in asked], seconds=seconds), strict=True):
             answers[i] = outcome.value.get("answer")
             if outcome.status != "ok":
                 lost[i] = _verdict(outcome)
@@ -260,7 +260,7 @@ class MathVerifyReward(AfterThought, Reward):
     def _grade_plain(self, pairs: Sequence[Pair], seconds: float | None) -> dict[Pair, Verdict]:
         """Verdicts of Math-Verify alone on pairs of a gold and a rollout."""
         asked = list(dict.fromkeys(pairs))
-        outcomes = self._pool.run([{"gold": gold, "text": text} for gold, text in asked], seconds)
+        outcomes = self._pool.run([{"gold": gold, "text": text} for gold, text in asked], seconds=seconds)
         return {pair: _verdict(outcome) for pair, outcome in zip(asked, outcomes, strict=True)}
 
     def _grade(self, pairs: Sequence[Pair], check: bool = False, seconds: float | None = None) -> dict[Pair, Verdict]:
@@ -291,7 +291,8 @@ class MathVerifyReward(AfterThought, Reward):
         options: dict[str, Any] = {"refuse": list(self.refused)} if self.refused else {}
         options |= {"check": True} if check else {}
         tasks = [{"gold": gold, "answer": answer, **options} for gold, answer in new]
-        fresh = {pair: _verdict(outcome) for pair, outcome in zip(new, self._pool.run(tasks, seconds), strict=True)}
+        outcomes = self._pool.run(tasks, seconds=seconds)
+        fresh = {pair: _verdict(outcome) for pair, outcome in zip(new, outcomes, strict=True)}
         # What failed is not the answer's doing, and may go well the next time.
         self._verdicts.remember({pair: v for pair, v in fresh.items() if v not in ("failed", "late")})
         return {**graded, **fresh}
