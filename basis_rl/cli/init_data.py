@@ -15,7 +15,7 @@ from basis_rl.data import problem_text
 from basis_rl.data.prompts import GYM_COLUMN, PROMPT_COLUMNS, SOLUTION_COLUMNS, DataArguments, load_prompts
 from basis_rl.names import Mistakes
 from basis_rl.rewards import ChoiceReward, gold_answer
-from basis_rl.rewards.code.tests import known_tests
+from basis_rl.rewards.code.tests import parse_tests
 from basis_rl.rewards.extract import is_prose, is_sentence
 from basis_rl.rewards.golds import invalid_golds
 from basis_rl.rewards.registry import build_reward
@@ -115,7 +115,7 @@ def tests_in(rows: Dataset, prompt_column: str | None) -> dict[str, str]:
     """The parameters of the reward `code` for rows that have tests of programs in a column; none for others."""
 
     def are_tests(cell: Any, name: Any) -> bool:
-        cases = known_tests(cell, name)
+        cases = parse_tests(cell, name)
         return bool(cases) and all(case.kind != "assert" or "assert" in case.given for case in cases)
 
     first = rows.select(range(min(20, len(rows))))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import logging
 import math
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,6 +16,8 @@ Completions = Sequence[str | list[dict[str, str]]]
 """Of each row the text, or the messages of a conversation (`basis_rl.rewards.extract.completion_text`)."""
 LogMetric = Callable[[str, float], None] | None
 Scores = list[float | None]
+
+_log = logging.getLogger(__name__)
 
 # What TRL hands to a reward function besides the columns of the dataset.
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
@@ -67,7 +71,7 @@ class GoldChecker(Protocol):
     """
 
     def check_golds(self, solution: Column) -> list[int]:
-        """Indices of these among the cells of the column ``solution``."""
+        """Indices of these among the cells of the column ``solution``, which may also be numbers or None."""
 
 
 class RewardError(AssertionError):
@@ -159,6 +163,20 @@ def log_shares(log_metric: LogMetric, name: str, counts: Mapping[str, int], of: 
             log_metric("/".join(part for part in ("reward", name, key) if part), count / of)
 
 
+def warn_late(what: str, late: int, of: int, seconds: float | None) -> None:
+    """Log that `late` of the rollouts were not scored within the ``batch_timeout``, if there are any."""
+    if late:
+        message = "%s of %d of %d rollouts were not done in batch_timeout (%g s): they are not scored."
+        _log.warning(message, what, late, of, seconds)
+
+
+def called(function: Callable[..., Any], columns: Mapping[str, Any]) -> Any:
+    """What a reward function returns when it is called as TRL calls it, except that nothing is logged."""
+    given = {"trainer_state": None, "log_extra": lambda *_: None, "log_metric": lambda *_: None, **columns}
+    returned = function(**given)
+    return asyncio.run(returned) if inspect.iscoroutine(returned) else returned
+
+
 _TEXTS = (r"So it is \boxed{1}.", "<think>hm</think> <answer>2</answer>", "The answer is B.", "3", "```\nprint(4)\n```",
           r"\boxed{5} or \boxed{\frac{1}{2}}")  # fmt: skip
 _CELLS = ("1", "2", "B", "3", '{"inputs": [""], "outputs": ["4"]}', "0.5")
@@ -206,13 +224,12 @@ def check_reward(make: Any, columns: Mapping[str, Sequence[Any]] | None = None) 
 
 
 def _built(make: Any) -> Any:
-    if inspect.isclass(make):
-        return make()
+    builds = inspect.isclass(make)
     if inspect.isroutine(make):
+        # A reward function takes what TRL hands over; a function that builds one needs nothing.
         parameters = inspect.signature(make).parameters.values()
-        needed = [p for p in parameters if p.default is p.empty or p.name in GIVEN]
-        return make if needed else make()
-    return make
+        builds = not any(p.default is p.empty or p.name in GIVEN for p in parameters)
+    return make() if builds else make
 
 
 def _safely(work: Callable[[], Any]) -> tuple[Any, str | None]:
@@ -220,11 +237,8 @@ def _safely(work: Callable[[], Any]) -> tuple[Any, str | None]:
     try:
         return work(), None
     except (Exception, SystemExit) as error:
-        try:
-            said = str(error)
-        except Exception:
-            said = ""
-        return None, f"raises {type(error).__name__}: {said[:200]}".replace("\n", " ")
+        said = " ".join("".join(traceback.format_exception_only(error)).split())
+        return None, f"raises {said[:200]}"
 
 
 def _same(a: Sequence[float | None], b: Sequence[float | None]) -> bool:
@@ -287,7 +301,7 @@ class _Checks:
     def arguments(self) -> str:
         given = self._given(self.rows, talk=True)
         kept = copy.deepcopy(given)
-        self._call(given)
+        called(self.reward, given)
         changed = [name for name in kept if given[name] != kept[name]]
         return f"writes into its arguments: {', '.join(changed)}" if changed else ""
 
@@ -310,7 +324,7 @@ class _Checks:
         for text in _STRANGE:
             rows = {**{name: cells[:1] for name, cells in self.rows.items()}, "completions": [text]}
             for talk in (False, True):
-                message, raised = _safely(lambda: self._no_scores(self._call(self._given(rows, talk)), 1))  # noqa: B023
+                message, raised = _safely(lambda: self._no_scores(self._call(rows, talk), 1))  # noqa: B023
                 if raised or message:
                     return f"{raised or message} (for the rollout {text[:20]!r})"
         return ""
@@ -318,7 +332,7 @@ class _Checks:
     def columns(self) -> str:
         named = {*required_columns(self.reward), *getattr(self.reward, "reads", ()), "completions"}
         rows = {name: cells for name, cells in self.rows.items() if name in named}
-        _, raised = _safely(lambda: self._call(self._given(rows)))
+        _, raised = _safely(lambda: self._call(rows))
         return f"{raised}, when it has the columns of its signature only: {sorted(named)}" if raised else ""
 
     def close(self) -> str:
@@ -328,7 +342,10 @@ class _Checks:
 
     def _score(self, order: Sequence[int] | None = None, talk: bool = False) -> Any:
         order = range(self.size) if order is None else order
-        return self._call(self._given({name: [cells[i] for i in order] for name, cells in self.rows.items()}, talk))
+        return self._call({name: [cells[i] for i in order] for name, cells in self.rows.items()}, talk)
+
+    def _call(self, rows: Mapping[str, list[Any]], talk: bool = False) -> Any:
+        return called(self.reward, self._given(rows, talk))
 
     def _given(self, rows: Mapping[str, list[Any]], talk: bool = False) -> dict[str, Any]:
         """What TRL hands over, of these rows; as conversations if `talk`."""
@@ -340,11 +357,6 @@ class _Checks:
             for name, role in (("prompts", "user"), ("completions", "assistant")):
                 given[name] = [[{"role": role, "content": text}] for text in given[name]]
         return given
-
-    def _call(self, given: Mapping[str, Any]) -> Any:
-        none: Mapping[str, Any] = {"trainer_state": None, "log_extra": lambda *_: None, "log_metric": lambda *_: None}
-        found = self.reward(**none, **given)
-        return asyncio.run(found) if inspect.iscoroutine(found) else found
 
     def _no_scores(self, scores: Any, size: int) -> str:
         if not isinstance(scores, list):

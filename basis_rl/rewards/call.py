@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import math
 import os
 import traceback
@@ -12,6 +10,7 @@ from typing import Any
 
 from transformers import TrainerState
 
+from basis_rl.rewards.base import called
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 
 # The largest float32.
@@ -43,12 +42,9 @@ def call(
         "completions": [[{"role": "assistant", "content": text}] if conversational else text for text, _ in said],
         "completion_ids": [list(token_ids) for _, token_ids in said],
         "trainer_state": TrainerState(),
-        "log_extra": lambda *_: None,
-        "log_metric": lambda *_: None,
     }
     try:
-        found = function(**given)
-        return scores_of(asyncio.run(found) if inspect.iscoroutine(found) else found, len(rows))
+        return scores_of(called(function, given), len(rows))
     except RewardInfrastructureError:
         raise
     except Exception as error:

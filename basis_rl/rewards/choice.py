@@ -132,14 +132,12 @@ class ChoiceReward(AfterThought, Reward):
         match = _BOXED.match(content)
         if match is None or (match["letter"].islower() and not self.ignore_case):
             return None
-        # What follows is the text of the option.
-        separated = any(mark in match["rest"] for mark in ")]}.:")
-        if match.end() < len(content) and (not separated or self._names_another(content, match.end())):
-            return None
+        if match.end() < len(content):
+            # What follows is the text of the option, which begins after a mark and names no other letter.
+            separated = any(mark in match["rest"] for mark in ")]}.:")
+            other = _OTHER.match(content, match.end())
+            is_word = other and other["letter"] in "AI" and _WORD_FOLLOWS.match(content, other.end())
+            if not separated or (other and not is_word):
+                return None
         letter = match["letter"].upper()
         return letter if letter in self.letters else None
-
-    @staticmethod
-    def _names_another(content: str, position: int) -> bool:
-        other = _OTHER.match(content, position)
-        return other is not None and not (other["letter"] in "AI" and _WORD_FOLLOWS.match(content, other.end()))

@@ -6,8 +6,9 @@ import unicodedata
 from fractions import Fraction
 from typing import Any
 
+from basis_rl.registry import check_choice
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
-from basis_rl.rewards.extract import AnswerIn, check_where, plain_number, take_answer
+from basis_rl.rewards.extract import AnswerIn, plain_number, take_answer
 from basis_rl.rewards.thought import AfterThought
 
 _RULES = 2
@@ -49,7 +50,7 @@ class ExactReward(AfterThought, Reward):
         numbers: bool = False,
         after_think: bool | None = None,
     ) -> None:
-        check_where("exact", answer_in)
+        check_choice("exact", "answer_in", answer_in, AnswerIn)
         self.answer_in: AnswerIn = answer_in
         self.ignore_case = ignore_case
         self.ignore_space = ignore_space

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from fractions import Fraction
-from typing import Literal, get_args
+from typing import Literal
 
 AnswerIn = Literal["box", "tag", "hashes", "last_line", "last_number", "whole"]
 
@@ -122,16 +121,6 @@ def take_answer(text: str, where: AnswerIn) -> str | None:
     if where == "last_number":
         return next((match.group() for match in reversed(list(_IN_TEXT.finditer(visible)))), None)
     return (visible.rpartition("\n")[2].strip() if where == "last_line" else visible) or None
-
-
-def check_where(reward: str, where: str, known: Sequence[str] = get_args(AnswerIn)) -> None:
-    """Refuse a place that is none of the `known` ones.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if where not in known:
-        raise ValueError(f"{reward}: answer_in must be one of {', '.join(known)}, got {where!r}.")
 
 
 def plain_number(answer: str) -> Fraction | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from basis_rl.registry import check_choice
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores
 from basis_rl.rewards.extract import completion_text, last_boxed, thought
 from basis_rl.rewards.thought import opens_thought
@@ -25,19 +26,15 @@ class FormatReward(Reward):
       arXiv 2501.12948, Table 1; Open-Reasoner-Zero);
     - ``box``, ``answer``: a box anywhere; one ``<answer>...</answer>``, at the end.
 
-    These are checked in one pass over the text. A `pattern` of your own may take exponential time on what a model
-    writes, so it is matched in a worker: a match that takes longer than `timeout` is none.
-
     Metrics with a pattern: ``reward/format/timeout`` and the like, shares of the rollouts.
 
     Args:
         form: one of the above; default ``think_box``.
-        pattern: instead, a regular expression for all of the rollout, white space at its ends aside; ``.`` matches
-            line ends too.
-        opened_by_prompt: the prompt ends with ``<think>``, so rollouts have no opening tag. None: as the prompt itself
-            says where it is text; of conversations the trainer says it (`tell_prompt`).
-        num_workers: processes (of this rank) for `pattern`.
-        timeout: seconds of CPU time for one rollout with `pattern`.
+        pattern: instead, a regular expression for the whole rollout, without white space at its ends; ``.`` matches
+            line ends too. It may take exponential time, so it is matched in a worker.
+        opened_by_prompt: the prompt ends with ``<think>``, so rollouts have no opening tag. None: read from the prompt.
+        num_workers: processes of this rank for `pattern`.
+        timeout: seconds of CPU time for one rollout with `pattern`; a match that takes longer is none.
 
     Raises:
         ValueError: unknown form, form and pattern, a pattern that is not a regular expression.
@@ -54,12 +51,11 @@ class FormatReward(Reward):
         num_workers: int = 2,
         timeout: float = 1.0,
     ) -> None:
-        if form is not None and form not in get_args(Form):
-            raise ValueError(f"format: form must be one of {', '.join(get_args(Form))}, got {form!r}.")
         if form is not None and pattern is not None:
             raise ValueError("format: set form or pattern, not both.")
+        self.form: Form = "think_box" if form is None else form
+        check_choice("format", "form", self.form, Form)
         check_limits("format", num_workers, timeout, _MEMORY_BYTES)
-        self.form: Form = form or "think_box"
         self.pattern = pattern
         self.opened_by_prompt = opened_by_prompt
         self._calls: Calls | None = None
@@ -108,19 +104,18 @@ def _whole(completion: Any, opened: bool) -> str:
 def has_form(text: str, form: Form, opened_by_prompt: bool = False) -> bool:
     """Whether a rollout has a form of `FormatReward`, in one pass."""
     if form.startswith("think"):
-        start = 0 if opened_by_prompt else len("<think>")
-        thought, end, visible = text[start:].partition("</think>")
-        opened = opened_by_prompt or text.startswith("<think>")
-        if not (opened and end and thought.strip() and visible.strip()) or "<think>" in text[start:]:
+        if not opened_by_prompt and not text.startswith("<think>"):
             return False
-        if "</think>" in visible:
+        rest = text if opened_by_prompt else text.removeprefix("<think>")
+        thought, _, visible = rest.partition("</think>")
+        if not thought.strip() or not visible.strip() or "<think>" in rest or "</think>" in visible:
             return False
         text = visible.strip()
     if form.endswith("box"):
         return bool(last_boxed(text))
     if form.endswith("answer"):
-        before, opened_, answer = text.partition("<answer>")
-        closed = answer.endswith("</answer>") and answer.count("</answer>") == 1 and "<answer>" not in answer
-        alone = form == "answer" or not before.strip()
-        return bool(opened_ and alone and closed and "</answer>" not in before and answer[: -len("</answer>")].strip())
+        if text.count("<answer>") != 1 or text.count("</answer>") != 1 or not text.endswith("</answer>"):
+            return False
+        before, _, answer = text.removesuffix("</answer>").partition("<answer>")
+        return bool(answer.strip()) and (form == "answer" or not before.strip())
     return True

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any, get_args
+from typing import Any
 
+from basis_rl.registry import check_choice
 from basis_rl.rewards.base import GIVEN, Column, Completions, LogMetric, Reward, Scores
 from basis_rl.rewards.extract import completion_text
 from basis_rl.rewards.workers.calls import Calls, OnError, check_limits, trl_signature
@@ -13,20 +14,17 @@ from basis_rl.rewards.workers.calls import Calls, OnError, check_limits, trl_sig
 class FunctionReward(Reward):
     """What a function says of each rollout: ``f(completion: str, **row) -> float | None``, one rollout per call.
 
-    The function runs in processes of its own, with limits: it may hang, run out of memory or crash. It is given the
-    rollout's text (of a conversation the last assistant message), and by name those columns of its row that it has
-    parameters for, all with ``**row``; ``prompt`` is one of them. None leaves the rollout unscored. The workers have a
-    minimal environment and the working directory on their path; they are not shut off from network and files. In a
-    recipe this is ``pool:my_lib.rewards:mine``.
-
-    A call whose process died twice is not scored, and too many of these end the run (`FailureMonitor`).
+    It runs in processes of its own, since it may hang, crash or run out of memory. It is given the rollout's text (of a
+    conversation the last assistant message), and by name the columns that it has parameters for, ``prompt`` among them,
+    or all with ``**row``. None leaves the rollout unscored. The workers have a minimal environment and the working
+    directory on their path; they can use network and files. In a recipe this is ``pool:my_lib.rewards:mine``.
 
     Metrics: ``reward/NAME/timeout``, ``.../memory``, ``.../infrastructure`` and ``.../error``, shares of the rollouts.
 
     Args:
         function: ``module:name`` or ``module.name``.
-        num_workers: processes (of this rank).
-        timeout: seconds of CPU time for one rollout; so a loaded machine changes no score.
+        num_workers: processes of this rank.
+        timeout: seconds of CPU time for one rollout, so that a loaded machine changes no score.
         wall_timeout: seconds by the clock, for functions that wait for something; default: ten times `timeout`.
         memory_bytes: address space beyond what its imports take.
         over_limit: score of a call that ran out of time or memory; None leaves it unscored.
@@ -35,7 +33,7 @@ class FunctionReward(Reward):
 
     Raises:
         ValueError: the function cannot be imported, takes no rollout, or a parameter is out of its range.
-        FunctionError: when called: see `on_error`.
+        FunctionError, RewardInfrastructureError: when called: see `on_error` and `FailureMonitor`.
     """
 
     def __init__(
@@ -53,14 +51,12 @@ class FunctionReward(Reward):
         check_limits(
             function, num_workers, timeout if wall_timeout is None else min(timeout, wall_timeout), memory_bytes
         )
-        if on_error not in get_args(OnError):
-            raise ValueError(f"{function}: on_error must be 'raise' or 'unscored', got {on_error!r}.")
+        check_choice(function, "on_error", on_error, OnError)
         self.function = function
         self.over_limit = over_limit
         self.on_error = on_error
         self.__name__ = re.split("[.:]", function)[-1]
-        limits = (num_workers, timeout, memory_bytes, wall_timeout, over_limit)
-        self._calls = Calls(self.__name__, function, *limits)
+        self._calls = Calls(self.__name__, function, num_workers, timeout, memory_bytes, wall_timeout, over_limit)
         known = self._calls.describe()
         if not known["first"] or known["asynchronous"]:
             raise ValueError(f"'{function}' must be a plain function whose first parameter is the rollout's text.")

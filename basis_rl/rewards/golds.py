@@ -24,17 +24,9 @@ def invalid_golds(reward: Any, dataset: Any) -> list[int]:
     if not isinstance(reward, GoldChecker) or not set(names) <= set(dataset.column_names):
         return []
     columns = [list(dataset[name]) for name in names]
-    golds = columns[0]
-    invalid = {index for index, gold in enumerate(golds) if gold is None or gold != gold}
-    texts = [index for index, gold in enumerate(golds) if isinstance(gold, (str, list))]
-    try:
-        invalid.update(reward.check_golds(*columns))
-    except (TypeError, AttributeError):
-        # It reads texts only.
-        invalid.update(set(range(len(golds))) - set(texts))
-        of_texts = [[column[index] for index in texts] for column in columns]
-        invalid.update(texts[index] for index in reward.check_golds(*of_texts))
-    return sorted(invalid)
+    # The second condition is true of NaN.
+    missing = {index for index, gold in enumerate(columns[0]) if gold is None or gold != gold}
+    return sorted(missing.union(reward.check_golds(*columns)))
 
 
 def without_invalid_golds(

@@ -8,34 +8,33 @@ from pathlib import Path
 from typing import Any
 
 from basis_rl.names import require_extra
+from basis_rl.registry import check_choice
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
-from basis_rl.rewards.extract import AnswerIn, check_where, completion_text, take_answer
+from basis_rl.rewards.extract import AnswerIn, completion_text, take_answer
 from basis_rl.rewards.workers.calls import Calls, check_limits
 
 _RULES = 1
 
 
 class ReasoningGymReward(Reward):
-    r"""What reasoning-gym's scorer of the problem (``score_answer``) gives the answer, a number in [0, 1].
+    """What reasoning-gym's scorer of the problem (``score_answer``) gives the answer, a number in [0, 1].
 
-    A reward function as TRL knows them; it reads the column ``reasoning_gym``, which data sets
-    ``reasoning_gym:NAME`` have: a JSON object with ``dataset`` (the name), ``config`` (its parameters) and either
-    ``entry`` (question, answer, metadata; a tuple in it is ``{"__tuple__": [...]}``), or ``index`` and
-    ``question_sha256`` (the first 16 hex digits), from which the worker makes the very entry again.
+    It reads the column ``reasoning_gym`` of data sets ``reasoning_gym:NAME``: a JSON object with ``dataset`` (the
+    name), ``config`` (its parameters) and either ``entry`` (question, answer, metadata; a tuple is ``{"__tuple__":
+    [...]}``), or ``index`` and ``question_sha256`` (the first 16 hex digits), from which the worker makes the same
+    entry again.
 
-    Scorers give partial credit, 0.01 for an answer that can be read and the like; `threshold` makes all of them 0 or 1.
-    Some scorers ``eval`` what the model wrote, so they run in workers only, without network and without a place to
-    write to (as far as the machine can: `basis_rl.sandbox.isolation`). An answer that takes longer than `timeout`, or
-    more memory than it may, is wrong. A rollout whose worker died twice is not scored (None).
+    Some scorers ``eval`` what the model wrote, so they run in workers without network and without a place to write to
+    (as far as the machine can: `basis_rl.sandbox.isolation`). An answer that takes more than `timeout` or its memory is
+    wrong; a rollout whose worker died twice is not scored (None).
 
-    Metrics: ``reward/reasoning_gym/no_answer``, ``.../timeout``, ``.../memory`` and
-    ``.../infrastructure``, shares of the rollouts.
+    Metrics: ``reward/reasoning_gym/no_answer``, ``.../timeout``, ``.../memory`` and ``.../infrastructure``, shares of
+    the rollouts.
 
     Args:
-        answer_in: where the answer is: see `take_answer`. The default fits the default prompt; answers of several
-            lines are better asked for in ``<answer>`` tags (``tag``).
-        threshold: scores of at least this are 1.0, others 0.0; None leaves them.
-        num_workers: scoring processes (of this rank).
+        answer_in: where the answer is: see `take_answer`. Answers of several lines are better asked for in a ``tag``.
+        threshold: scores of at least this are 1.0, others 0.0; None leaves partial credit.
+        num_workers: scoring processes of this rank.
         timeout: seconds of CPU time for one answer.
         memory_bytes: address space of a worker beyond its imports.
 
@@ -55,7 +54,7 @@ class ReasoningGymReward(Reward):
         timeout: float = 5.0,
         memory_bytes: int = 4 << 30,
     ) -> None:
-        check_where("reasoning_gym", answer_in)
+        check_choice("reasoning_gym", "answer_in", answer_in, AnswerIn)
         check_limits("reasoning_gym", num_workers, timeout, memory_bytes)
         if threshold is not None and not 0 < threshold <= 1:
             raise ValueError(f"reasoning_gym: threshold must be in (0, 1], got {threshold!r}.")

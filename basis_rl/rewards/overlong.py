@@ -18,11 +18,8 @@ class OverlongReward(Reward):
             -1 & |y| > L_{max}
         \end{cases}
 
-    with :math:`|y|` the rollout's tokens. A rollout that the limit cut off has :math:`|y| = L_{max}` and gets -1.
-    DAPO has L_max 20480, L_cache 4096; a factor other than 1 is this function's entry of ``reward_weights``.
-
-    Leaving truncated rollouts out of the loss altogether ("overlong filtering") is TRL's
-    ``mask_truncated_completions``; with it this punishment reaches only those that ended in time.
+    with :math:`|y|` the rollout's tokens; one that the limit cut off gets -1. DAPO has L_max 20480, L_cache 4096. With
+    TRL's ``mask_truncated_completions`` ("overlong filtering") it reaches only the rollouts that ended in time.
 
     Metric: ``reward/overlong/share``, the share of rollouts that are punished.
 

@@ -7,15 +7,15 @@ import errno
 import os
 import stat
 
-# What a file without content takes, at the least: so many files are many bytes.
+# What a file counts at least, so that many empty files reach the limit as well.
 _ENTRY_BYTES = 4096
 
 
 def remove_folder(folder: str) -> None:
     """Remove `folder` and all that is in it, following no link; what cannot be removed is left, without an error.
 
-    Folders are moved up to the first level one after the other: neither the length of a path nor recursion ends it.
-    Nobody may be at work in it any more.
+    Each folder is first moved up to the top level, so that no path gets too long and no recursion too deep. No process
+    may write to it any more.
     """
     before: list[str] = []
     with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ def used_bytes(folder: str, enough: int) -> int:
                     if total > enough:
                         break
         except OSError as error:
-            # So deep that somebody wants to hide.
+            # Too deep for a path: files are hidden there on purpose.
             if error.errno == errno.ENAMETOOLONG:
                 return enough + 1
     return total

@@ -62,8 +62,8 @@ def syscall(number: int, *arguments: object) -> int:
     return int(_libc.syscall(ctypes.c_long(number), *wide))
 
 
-def prctl(option: int, value: int = 0, third: int = 0) -> None:
-    arguments = [ctypes.c_ulong(argument) for argument in (value, third, 0, 0)]
+def prctl(option: int, value: int = 0) -> None:
+    arguments = [ctypes.c_ulong(argument) for argument in (value, 0, 0, 0)]
     checked(_libc.prctl(option, *arguments), f"prctl {option}")
 
 
@@ -85,7 +85,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
 
 
 def set_read_only(path: str, *, recursive: bool, on: bool = True) -> None:
-    """Of the mount at `path`, and all below it if `recursive`. Linux 5.12."""
+    """Make the mount at `path` read-only or writable, if `recursive` with all below it. Needs Linux 5.12."""
     # struct mount_attr: what to set, what to clear, propagation, user namespace.
     attributes = struct.pack("=QQQQ", _MOUNT_ATTR_RDONLY if on else 0, 0 if on else _MOUNT_ATTR_RDONLY, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
@@ -94,12 +94,12 @@ def set_read_only(path: str, *, recursive: bool, on: bool = True) -> None:
 
 
 def drop_capabilities() -> None:
-    """All of them, for good: also those that the user root would get from an exec."""
+    """Drop all capabilities for good, also those that root would regain by an exec."""
     try:
         for capability in range(64):
             prctl(_PR_CAPBSET_DROP, capability)
     except OSError:
-        # Past the last one that this kernel knows, or not ours to drop: no_new_privs holds anyway.
+        # The kernel knows no more capabilities, or we may not drop them; no_new_privs holds in both cases.
         pass
     for option, value in ((_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL), (_PR_SET_SECUREBITS, _NO_PRIVILEGES_OF_ROOT)):
         with contextlib.suppress(OSError):
@@ -119,7 +119,7 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """This signal when the thread that forked this process ends. To be called after every change of credentials."""
+    """Get this signal when the thread that forked this process ends. A change of credentials undoes it."""
     prctl(_PR_SET_PDEATHSIG, number)
 
 

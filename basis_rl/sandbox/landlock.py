@@ -1,7 +1,6 @@
 """Landlock: files, TCP ports, signals and abstract sockets by an allow list, for any user, since Linux 5.13.
 
-What a process outside the domain is to one inside it: it cannot be traced, so its environ, memory and descriptors in
-/proc are not readable either.
+From inside, no process outside can be traced, so its environ, memory and descriptors in /proc are not readable either.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import stat
 import struct
 from collections.abc import Iterable
 
-from basis_rl.sandbox.kernel import LINUX, checked, syscall
+from basis_rl.sandbox.kernel import checked, syscall
 
 # On every machine.
 _CREATE = 444
@@ -39,13 +38,8 @@ _NOT_ORDINARY = ("dev", "proc")
 
 
 def version() -> int:
-    """Of the interface; 0 where there is none."""
-    return max(0, syscall(_CREATE, None, 0, 1)) if LINUX else 0
-
-
-def file_rights(abi: int) -> int:
-    """All rights on files that version `abi` knows, as bits."""
-    return (1 << max(bits for since, bits in _RIGHTS.items() if since <= abi)) - 1
+    """Of the kernel's Landlock interface; 0 where there is none."""
+    return max(0, syscall(_CREATE, None, 0, 1))
 
 
 def restrict(abi: int, readable: Iterable[str] | None, folder: str | None, *, private_proc: bool) -> None:
@@ -57,12 +51,14 @@ def restrict(abi: int, readable: Iterable[str] | None, folder: str | None, *, pr
         folder: may be written. None: nothing may.
         private_proc: /proc shows the inside only, and may be read.
     """
-    rights = file_rights(abi)
+    # All rights on files that this version knows, as bits.
+    rights = (1 << max(bits for since, bits in _RIGHTS.items() if since <= abi)) - 1
     attributes = struct.pack("=QQQ", rights, _TCP if abi >= 4 else 0, _SCOPES if abi >= 6 else 0)
     attributes = attributes[: 24 if abi >= 6 else 16 if abi >= 4 else 8]
     ruleset = checked(syscall(_CREATE, attributes, len(attributes), 0), "landlock_create_ruleset")
     try:
-        for path in _ordinary() if readable is None else readable:
+        ordinary = [f"/{name}" for name in os.listdir("/") if name not in _NOT_ORDINARY]
+        for path in ordinary if readable is None else readable:
             _allow(ruleset, path, _READ)
         for path in _DEVICES:
             _allow(ruleset, path, (_READ_FILE | _WRITE_FILE) & rights)
@@ -73,10 +69,6 @@ def restrict(abi: int, readable: Iterable[str] | None, folder: str | None, *, pr
         checked(syscall(_RESTRICT, ruleset, 0), "landlock_restrict_self")
     finally:
         os.close(ruleset)
-
-
-def _ordinary() -> list[str]:
-    return [f"/{name}" for name in os.listdir("/") if name not in _NOT_ORDINARY]
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:

@@ -34,6 +34,7 @@ def main(arguments: list[str]) -> NoReturn:
     """``PLAN COMMAND...``: the plan is JSON, as `basis_rl.sandbox.sandboxed` writes it."""
     plan = json.loads(arguments[0])
     command = arguments[1:]
+    # What the trainer has open, such as sockets and devices, must not reach the command.
     os.closerange(3, 1 << 20)
     monitor = _Monitor(plan, command)
     try:
@@ -47,6 +48,7 @@ def main(arguments: list[str]) -> NoReturn:
         os._exit(128 + signal.SIGTERM)
     monitor.remove_temporary()
     if os.WIFSIGNALED(status):
+        # End by the same signal, so that the return code is the command's.
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if number not in (signal.SIGKILL, signal.SIGSTOP):
@@ -75,25 +77,23 @@ class _Monitor:
     def __init__(self, plan: dict[str, Any], command: list[str]) -> None:
         self.plan = plan
         self.command = command
-        self.mechanisms = set(plan["mechanisms"])
-        self.namespaces = "namespaces" in self.mechanisms
+        self.namespaces = "namespaces" in plan["mechanisms"]
         self.folder = plan["folder"]
         self.processes = plan["processes"]
         self.looked_at = self.folder is not None and not _in_memory(plan)
         # The kernel counts processes by user. Root it does not count at all, others over all that they run; only in a
         # user namespace of its own is the number that of the sandbox.
-        self.exact = self.namespaces and os.getuid() != 0
-        self.counted = not self.exact and self.processes is not None and self.processes > 1
+        exact = self.namespaces and os.getuid() != 0
+        self.counted = not exact and self.processes not in (None, 1)
         self.child = -1
         self.status = 0
         self.owner_end: int | None = None
 
     def run(self) -> int:
         """The status of the command as `os.waitpid` gives it."""
-        if os.getpid() != os.getsid(0):
-            # Leads its group already.
-            with contextlib.suppress(PermissionError):
-                os.setsid()
+        # Not allowed where this process leads a group already, which is all that is wanted.
+        with contextlib.suppress(PermissionError):
+            os.setsid()
         self.owner_end = kernel.pidfd(self.plan["owner"])
         if self._owner_has_died():
             raise ProcessLookupError("who asked for this has died")
@@ -110,13 +110,14 @@ class _Monitor:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if self.namespaces:
                 _init(self.plan, self.command, own, outside)
-            _become(self.plan, self.command, exact=self.exact)
+            _become(self.plan, self.command, exact=False)
         os.close(outside)
         if kernel.LINUX:
             kernel.set_dumpable(False)
         _leave_pipes()
         self._watch()
         if self.namespaces:
+            # The child's own status is that of the init; this pipe has the command's, unless the init was killed.
             report = os.read(inside, 4)
             return int.from_bytes(report, "little") if len(report) == 4 else int(signal.SIGKILL)
         return self.status
@@ -127,7 +128,7 @@ class _Monitor:
         for descriptor in descriptors:
             if descriptor is not None:
                 ends.register(descriptor, select.POLLIN)
-        # Nothing to look after, and the kernel tells of every end: sleep.
+        # Nothing has to be counted, and the kernel reports both ends: wait without a timeout.
         idle = None not in descriptors and not self.counted and not self.looked_at and self.namespaces
         next_look = 0.0
         while True:
@@ -150,7 +151,7 @@ class _Monitor:
         self.kill_everything()
 
     def remove_temporary(self) -> None:
-        """However the command ended: it may have been because its owner died, a moment before that can be seen."""
+        """Remove the temporary folder, however the command ended: if its owner has died, nobody else does."""
         if self.plan["temporary"] and self.folder is not None:
             remove_folder(self.folder)
 
@@ -181,11 +182,12 @@ class _Monitor:
     def _stop(self, why: str) -> None:
         self.kill_everything()
         self.status = int(signal.SIGKILL)
+        # Nobody may be reading the command's errors, and a full pipe would block.
         if select.select([], [2], [], 0)[1]:
             os.write(2, f"sandbox: killed: {why}\n".encode())
 
     def kill_everything(self) -> None:
-        """What is left inside. Only without namespaces is it more than one process whose end is everybody's."""
+        """Kill and reap all descendants. In a PID namespace it is enough that the first one dies."""
         until = time.monotonic() + _STUBBORN_SECONDS
         while time.monotonic() < until:
             for pid in list(_tree(os.getpid()))[1:] if kernel.LINUX else [self.child]:
@@ -203,12 +205,12 @@ class _Monitor:
 
 
 def _in_memory(plan: dict[str, Any]) -> bool:
-    """Whether the folder is a file system of its own. What is in it goes with the command: nobody may want it after."""
+    """Whether the folder is a tmpfs: only a temporary one, since its files are lost with the command."""
     return plan["folder"] is not None and plan["temporary"] and "sized-folder" in plan["mechanisms"]
 
 
 def enter_user_namespace() -> None:
-    """The child will be the first process of a PID namespace, where this user is still itself and nobody else is."""
+    """Enter a user namespace that knows this user and group only; the next child is PID 1 of a new PID namespace."""
     user = os.getuid()
     group = os.getgid()
     kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID)
@@ -331,7 +333,7 @@ def _filter(plan: dict[str, Any], abi: int) -> bytes:
 
 
 def _leave_pipes(*, errors: bool = False) -> None:
-    """The command's end must be the end of its pipes."""
+    """Close our copies of the command's pipes, whose reader must see end of file when the command has ended."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2) if errors else (0, 1):
         os.dup2(null, descriptor)
@@ -345,7 +347,7 @@ def _tree(root: int) -> dict[int, int]:
     while waiting:
         pid = waiting.pop(0)
         threads[pid] = 0
-        # It has ended.
+        # A process may end while it is looked at.
         with contextlib.suppress(OSError):
             names = os.listdir(f"/proc/{pid}/task")
             threads[pid] = len(names)

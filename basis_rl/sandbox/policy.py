@@ -24,27 +24,25 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NU
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What is granted. The rest is refused as far as the machine can (`isolation`).
-
-    Memory and CPU time are those of one process: all together take at most `processes` times as much.
+    """What is granted; the rest is refused as far as the machine can (`isolation`). No limit may be 0 or less.
 
     Attributes:
         memory_bytes: address space of each process.
-        cpu_seconds: CPU time of each process, whole seconds (rounded up); then SIGXCPU, a second later SIGKILL. None:
-            no limit.
+        cpu_seconds: CPU time of each process, rounded up to seconds; then SIGXCPU, a second later SIGKILL. None: no
+            limit.
         file_bytes: size of each file.
-        processes: threads of all processes together. 1: the command can start neither thread nor process (EAGAIN).
-            More: refused by the kernel (EAGAIN) for an ordinary user in a user namespace; elsewhere, and for root, they
-            are counted 20 times a second, and all is killed when there are more. None: not limited.
+        processes: threads of all processes together. 1: neither thread nor process can be started (EAGAIN). More:
+            EAGAIN for an ordinary user in a user namespace; elsewhere, and for root, they are counted 20 times a
+            second, and all is killed when there are more. None: not limited.
         folder: absolute path of the only place that can be written; it is cwd, and should be HOME and TMPDIR
             (`environment`). None: nothing can be written.
-        folder_bytes: all files of the folder together. A temporary folder is a tmpfs of that size where there are user
-            namespaces: it is full (ENOSPC), and takes memory. Elsewhere it is looked at 4 times a second, and all is
-            killed when there is more.
+        folder_bytes: all files of the folder together. With user namespaces a temporary folder is a tmpfs of that size
+            (ENOSPC, and it takes memory). Elsewhere it is measured 4 times a second, and all is killed when it is
+            larger.
         readable: files and folders that can be read and executed (`python_paths`). None: everything but devices and
             other processes.
-        temporary: the folder is empty for the command, and removed when the command has ended, or the process that
-            started it has died.
+        temporary: the folder is empty for the command, and removed when the command or the process that started it
+            ends.
 
     Raises:
         ValueError: a limit that is not positive, a folder that is no absolute path of a folder.
@@ -67,43 +65,27 @@ class Policy:
             raise ValueError(f"The folder of a sandbox must be an existing folder, by absolute path: '{self.folder}'.")
 
 
-@dataclass(frozen=True)
 class Isolation:
     """What this machine gives.
 
     Attributes:
+        mechanisms: what the promises are kept by.
         network: no connection to anywhere.
         writes: no change outside the folder.
         reads: nothing is read that is not `readable`; no other process is looked into.
         processes: no signal to processes outside; all that was started ends with the command, and with its owner.
-        mechanisms: what these promises are kept by.
+        complete: all four promises hold.
     """
 
-    network: bool
-    writes: bool
-    reads: bool
-    processes: bool
-    mechanisms: tuple[str, ...]
-
-    @classmethod
-    def by(cls, mechanisms: Iterable[str]) -> Isolation:
-        """What `mechanisms` give together."""
-        given = tuple(mechanisms)
-        seccomp = "seccomp" in given
-        namespaces = "namespaces" in given
-        landlock = _landlock(given) > 0
-        return cls(
-            network=seccomp or namespaces,
-            writes="read-only-mounts" in given or (landlock and seccomp),
-            reads=landlock,
-            processes=namespaces or seccomp,
-            mechanisms=given,
-        )
-
-    @property
-    def complete(self) -> bool:
-        """Whether all four promises hold."""
-        return self.network and self.writes and self.reads and self.processes
+    def __init__(self, mechanisms: Iterable[str]) -> None:
+        self.mechanisms = tuple(mechanisms)
+        landlock = _landlock(self.mechanisms) > 0
+        seccomp = "seccomp" in self.mechanisms
+        self.network = seccomp or "namespaces" in self.mechanisms
+        self.writes = "read-only-mounts" in self.mechanisms or (landlock and seccomp)
+        self.reads = landlock
+        self.processes = self.network
+        self.complete = self.network and self.writes and self.reads and self.processes
 
     def __str__(self) -> str:
         promises = {
@@ -130,7 +112,7 @@ def _python(module: str) -> list[str]:
 def isolation() -> Isolation:
     """What this machine gives, tried out once in a process of its own (about 0.1 s)."""
     tried = run(_python("probe"), capture_output=True, text=True, check=False, timeout=60, env=environment(None))
-    return Isolation.by(json.loads(tried.stdout) if tried.returncode == 0 else ("rlimits",))
+    return Isolation(json.loads(tried.stdout) if tried.returncode == 0 else ("rlimits",))
 
 
 def sandboxed(command: Sequence[str], policy: Policy, mechanisms: Iterable[str] | None = None) -> list[str]:
@@ -159,7 +141,7 @@ def environment(folder: str | None, **variables: str) -> dict[str, str]:
     """
     home = folder or "/nonexistent"
     passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    # The working directory is another one inside.
+    # Relative entries would mean other folders, since the command has another working directory.
     if "PYTHONPATH" in passed:
         passed["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, passed["PYTHONPATH"].split(os.pathsep)))
     # Otherwise each thread has an arena of its own, which takes 64 MB of addresses: with 14 threads 1 GB is full.

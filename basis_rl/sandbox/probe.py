@@ -1,4 +1,4 @@
-"""Tries out, each in a process of its own, by what the kernel lets us hold a command. Prints the names as JSON."""
+"""Tries out which of our mechanisms work on this kernel, each in a process of its own. Prints their names as JSON."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import json
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from basis_rl.sandbox import kernel, landlock, launch, seccomp
 
-_PROC = 1
-_READ_ONLY = 2
-_SIZED = 4
-_FAILED = 100
+# Arguments of `launch.mount_inside` by which each mechanism of mounts is tried.
+_MOUNTS: dict[str, tuple[Any, ...]] = {
+    "private-proc": (["private-proc"], None),
+    "read-only-mounts": (["read-only-mounts"], None),
+    "sized-folder": ([], "/", 1 << 20),
+}
 
 
 def main(arguments: list[str]) -> None:
@@ -24,80 +28,68 @@ def main(arguments: list[str]) -> None:
 def mechanisms() -> list[str]:
     """Names of the mechanisms that work here."""
     found = ["rlimits"]
-    if not kernel.LINUX:
-        return found
-    if _exit_code(_no_new_privileges) != 0:
+    if not kernel.LINUX or not _works(_no_new_privileges):
         return found
     found.append("no_new_privs")
     version = landlock.version()
-    if version and _exit_code(lambda: _restricted(version)) == 0:
+    if version and _works(partial(_restricted, version)):
         found.append(f"landlock {version}")
-    if seccomp.available() and _exit_code(_filtered) == 0:
+    if seccomp.available() and _works(_filtered):
         found.append("seccomp")
-    code = _exit_code(_namespaces)
-    if code < _FAILED:
+    if _works(_in_namespaces):
         found.append("namespaces")
-        found += ["private-proc"] if code & _PROC else []
-        found += ["read-only-mounts"] if code & _READ_ONLY else []
-        found += ["sized-folder"] if code & _SIZED else []
+        found += [name for name, mounts in _MOUNTS.items() if _works(partial(_in_namespaces, *mounts))]
     return found
 
 
-def _exit_code(attempt: Callable[[], int]) -> int:
+def _works(attempt: Callable[[], object]) -> bool:
+    """Whether `attempt` raises nothing in a forked process."""
     child = os.fork()
     if child == 0:
-        try:
-            code = attempt()
-        except BaseException:
-            # A fork must not continue as the parent, and its code says that it failed.
-            code = _FAILED
+        code = 1
+        # Whatever is raised: a fork must not continue as the parent.
+        with contextlib.suppress(BaseException):
+            attempt()
+            code = 0
         os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) % 256
+    return os.waitpid(child, 0)[1] == 0
 
 
-def _no_new_privileges() -> int:
+def _require_refusal(act: Callable[..., object], *arguments: object) -> None:
+    try:
+        act(*arguments)
+    except PermissionError:
+        return
+    raise RuntimeError("the kernel allowed what it was told to refuse")
+
+
+def _no_new_privileges() -> None:
     kernel.drop_capabilities()
     kernel.no_new_privileges()
-    return 0
 
 
-def _restricted(version: int) -> int:
+def _restricted(version: int) -> None:
     _no_new_privileges()
     landlock.restrict(version, (), None, private_proc=False)
-    try:
-        os.listdir("/")
-    except PermissionError:
-        return 0
-    return _FAILED
+    _require_refusal(os.listdir, "/")
 
 
-def _filtered() -> int:
+def _filtered() -> None:
     assert kernel.MACHINE is not None
     _no_new_privileges()
     options = {"namespaces": True, "read_only_mounts": True, "scoped_signals": True, "one_process": True}
     seccomp.install(seccomp.assemble(seccomp.refusals(**options), kernel.MACHINE))
-    try:
-        socket.socket()
-    except PermissionError:
-        return 0
-    return _FAILED
+    _require_refusal(socket.socket)
 
 
-def _namespaces() -> int:
+def _in_namespaces(*mounts: Any) -> None:
     launch.enter_user_namespace()
-    return _exit_code(_inside)
+    # Only a child is inside the new PID namespace, where /proc can be mounted.
+    if not _works(partial(_inside, *mounts)):
+        raise RuntimeError("no namespaces, or not these mounts in them")
 
 
-def _inside() -> int:
+def _inside(*mounts: Any) -> None:
     launch.unshare_the_rest()
-    found = 0
-    for name, bit in (("private-proc", _PROC), ("read-only-mounts", _READ_ONLY)):
-        try:
-            launch.mount_inside([name], None)
-        except OSError:
-            continue
-        found |= bit
-    with contextlib.suppress(OSError):
-        launch.mount_inside([], "/", 1 << 20)
-        found |= _SIZED
-    return found
+    if mounts:
+        launch.mount_inside(*mounts)

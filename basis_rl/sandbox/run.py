@@ -32,8 +32,8 @@ class Bounds:
         seconds: wall-clock time, from when it has written `mark`.
         output_bytes: it is killed when it writes more.
         kept_bytes: of the beginning and of the end of the output, each; the rest is read and forgotten.
-        mark: what it writes first, to show that what the command is about has begun; not part of the output. Empty: the
-            clock starts with the process.
+        mark: bytes that the command writes first, when its own start is over; not part of the output. Empty: the clock
+            starts with the process.
         start_seconds: until `mark`, where there is one.
     """
 
@@ -97,7 +97,7 @@ def fair_share() -> int:
 def start(
     command: Sequence[str], policy: Policy, stdin: Stream, stdout: Stream, stderr: Stream = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """Start a command under `policy`, in a session of its own; whoever starts it sees to its `end`.
+    """Start a command under `policy`, in a session of its own; the caller has to `end` it.
 
     Raises:
         OSError: it cannot be started.

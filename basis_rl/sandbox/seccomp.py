@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
+import mmap
 import struct
 from typing import NamedTuple
 
@@ -43,13 +45,13 @@ _SYSTEM: _Table = {
     "syslog": (103, 116), "vhangup": (153, 58), "fanotify_init": (300, 262), "uselib": (134, None),
     "inotify_init": (253, None), "inotify_init1": (294, 26), "io_setup": (206, 0),
 }  # fmt: skip
-# And queues: writes that no file system sees.
+# And message queues, through which data leaves the sandbox without a file.
 _SHARED_MEMORY: _Table = {
     "mq_open": (240, 180), "mq_unlink": (241, 181), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
     "semget": (64, 190), "semctl": (66, 191), "semop": (65, 193), "semtimedop": (220, 192), "msgget": (68, 186),
     "msgctl": (71, 187), "msgsnd": (69, 189), "msgrcv": (70, 188),
 }  # fmt: skip
-# Files of no folder, which no limit of one counts. Refused as if the kernel had none: libraries fall back on a file.
+# Files in memory: they are in no folder, so the folder's limit does not count them. ENOSYS: libraries then take a file.
 _MEMORY_FILES: _Table = {"memfd_create": (319, 279), "memfd_secret": (447, 447)}
 # They keep pages in a pipe or a socket, each of up to 2 MB, where the kernel counts one byte or one place of the pipe;
 # the mapping or the file that the page is from can go. Callers fall back on reading and writing.
@@ -79,6 +81,8 @@ _BY_ARGUMENT: _Table = {
     "sched_setattr": (314, 274), "ioprio_set": (251, 30), "setsockopt": (54, 208),
     "mmap": (9, 222),
 }  # fmt: skip
+# Allowed for the calling process (0) only.
+_OF_ITSELF = ("prlimit64", "sched_setscheduler", "sched_setparam", "sched_setattr", "sched_setaffinity")
 _AS_IF_MISSING = _MEMORY_FILES | _KEPT_PAGES | _LANDLOCK
 _NUMBERS = (
     _SOCKETS | _PROCESSES | _SYSTEM | _SHARED_MEMORY | _AS_IF_MISSING | _GROUP | _METADATA | _SIGNALS | _BY_ARGUMENT
@@ -93,15 +97,8 @@ _FIOSETOWN = 0x8901
 _SIOCSPGRP = 0x8902
 _FS_IOC_SETFLAGS = 0x40086602
 _FS_IOC_FSSETXATTR = 0x401C5820
-_F_SETOWN = 8
-_F_SETSIG = 10
+# The one of these commands that Python's fcntl does not have.
 _F_SETOWN_EX = 15
-_F_SETLEASE = 1024
-_F_NOTIFY = 1026
-_F_OFD_SETLK = 37
-_F_OFD_SETLKW = 38
-_MAP_SHARED = 0x01
-_MAP_ANONYMOUS = 0x20
 _AF_UNIX = 1
 _SOCK_STREAM = 1
 _SOL_SOCKET = 1
@@ -110,6 +107,9 @@ _SO_RCVBUF = 8
 _SO_ATTACH_FILTER = 26
 _SO_SNDBUFFORCE = 32
 _SO_RCVBUFFORCE = 33
+
+# The mask under which all of an argument's low 32 bits count.
+_ALL = 0xFFFFFFFF
 
 _LOAD = 0x20
 _AND = 0x54
@@ -145,32 +145,35 @@ def refusals(*, namespaces: bool, read_only_mounts: bool, scoped_signals: bool, 
         scoped_signals: signals to processes outside are refused (Landlock 6), or namespaces hide them.
         one_process: no new processes, no threads.
     """
-    every = 0xFFFFFFFF
+    shared = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
     result = [Refusal(name) for name in (*_SOCKETS, *_PROCESSES, *_SYSTEM, *_SHARED_MEMORY)]
     result += [Refusal(name, error=errno.ENOSYS) for name in _AS_IF_MISSING]
     result += [
-        Refusal("clone", ((0, every, "&", _NEW_NAMESPACES),)),
-        # Its flags are out of our sight; libraries fall back on clone.
+        Refusal("clone", ((0, _ALL, "&", _NEW_NAMESPACES),)),
+        # Its flags are in memory, where a filter cannot look; libraries fall back on clone.
         Refusal("clone3", error=errno.ENOSYS),
-        Refusal("socketpair", ((0, every, "!=", _AF_UNIX),)),
+        Refusal("socketpair", ((0, _ALL, "!=", _AF_UNIX),)),
         # Only connected pairs: a datagram can be addressed to a socket of somebody else.
         Refusal("socketpair", ((1, 0xF, "!=", _SOCK_STREAM),)),
         # Its pages stay as long as one of them is mapped; the rest does not count for the process once it is unmapped.
-        Refusal("mmap", ((3, _MAP_SHARED | _MAP_ANONYMOUS, "==", _MAP_SHARED | _MAP_ANONYMOUS),)),
-        *_socket_options(),
-        Refusal("ioctl", ((1, every, "==", _TIOCSTI),)),
-        Refusal("setpriority", ((0, every, "!=", 0),)),
-        Refusal("setpriority", ((1, every, "!=", 0),)),
-        *(Refusal(name, ((0, every, "!=", 0),)) for name in ("prlimit64", "sched_setscheduler", "sched_setparam")),
-        *(Refusal(name, ((0, every, "!=", 0),)) for name in ("sched_setattr", "sched_setaffinity")),
+        Refusal("mmap", ((3, shared, "==", shared),)),
+        # What a socket holds unread counts for no process, so its buffer keeps the size that the machine gives. Setting
+        # the first two succeeds and does nothing: no caller expects an error there (anyio sets them to 1).
+        *(_socket_option(option, error=0) for option in (_SO_SNDBUF, _SO_RCVBUF)),
+        *(_socket_option(option) for option in (_SO_SNDBUFFORCE, _SO_RCVBUFFORCE, _SO_ATTACH_FILTER)),
+        Refusal("ioctl", ((1, _ALL, "==", _TIOCSTI),)),
+        Refusal("setpriority", ((0, _ALL, "!=", 0),)),
+        Refusal("setpriority", ((1, _ALL, "!=", 0),)),
+        *(Refusal(name, ((0, _ALL, "!=", 0),)) for name in _OF_ITSELF),
         # Of a process, not of a group or of all that the user runs.
-        Refusal("ioprio_set", ((0, every, "!=", 1),)),
-        Refusal("ioprio_set", ((1, every, "!=", 0),)),
+        Refusal("ioprio_set", ((0, _ALL, "!=", 1),)),
+        Refusal("ioprio_set", ((1, _ALL, "!=", 0),)),
         # A lease on a file outside that the command may read holds up whoever opens it for writing; notices tell of it.
-        *(Refusal("fcntl", ((1, every, "==", command),)) for command in (_F_SETLEASE, _F_NOTIFY)),
+        *(Refusal("fcntl", ((1, _ALL, "==", command),)) for command in (fcntl.F_SETLEASE, fcntl.F_NOTIFY)),
         # As if the kernel had none. Those of processes end when a descriptor is closed, these stay with a mapping of
         # the file, so that the number of open files does not limit how many there are.
-        *(Refusal("fcntl", ((1, every, "==", command),), errno.EINVAL) for command in (_F_OFD_SETLK, _F_OFD_SETLKW)),
+        Refusal("fcntl", ((1, _ALL, "==", fcntl.F_OFD_SETLK),), errno.EINVAL),
+        Refusal("fcntl", ((1, _ALL, "==", fcntl.F_OFD_SETLKW),), errno.EINVAL),
     ]
     if one_process:
         result += [Refusal(name, error=errno.EAGAIN) for name in ("fork", "vfork", "clone")]
@@ -178,24 +181,17 @@ def refusals(*, namespaces: bool, read_only_mounts: bool, scoped_signals: bool, 
         result += [Refusal(name) for name in _GROUP]
     if not read_only_mounts:
         result += [Refusal(name) for name in _METADATA]
-        result += [Refusal("ioctl", ((1, every, "==", command),)) for command in (_FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR)]
+        result += [Refusal("ioctl", ((1, _ALL, "==", command),)) for command in (_FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR)]
     if not namespaces and not scoped_signals:
         result += [Refusal(name) for name in _SIGNALS]
-        result += [Refusal("ioctl", ((1, every, "==", command),)) for command in (_FIOSETOWN, _SIOCSPGRP)]
-        result += [Refusal("fcntl", ((1, every, "==", command),)) for command in (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX)]
+        result += [Refusal("ioctl", ((1, _ALL, "==", command),)) for command in (_FIOSETOWN, _SIOCSPGRP)]
+        owning = (fcntl.F_SETOWN, fcntl.F_SETSIG, _F_SETOWN_EX)
+        result += [Refusal("fcntl", ((1, _ALL, "==", command),)) for command in owning]
     return result
 
 
-def _socket_options() -> list[Refusal]:
-    """What a socket holds unread counts for no process, so that its buffer keeps the size that the machine gives."""
-
-    def refusal(option: int, error: int) -> Refusal:
-        every = 0xFFFFFFFF
-        return Refusal("setsockopt", ((1, every, "==", _SOL_SOCKET), (2, every, "==", option)), error)
-
-    # The kernel changes these two as it likes as well, and no caller expects an error: anyio sets them to 1.
-    ignored = [refusal(option, 0) for option in (_SO_SNDBUF, _SO_RCVBUF)]
-    return ignored + [refusal(o, errno.EPERM) for o in (_SO_SNDBUFFORCE, _SO_RCVBUFFORCE, _SO_ATTACH_FILTER)]
+def _socket_option(option: int, error: int = errno.EPERM) -> Refusal:
+    return Refusal("setsockopt", ((1, _ALL, "==", _SOL_SOCKET), (2, _ALL, "==", option)), error)
 
 
 def assemble(rules: list[Refusal], machine: int, own_pid: int | None = None) -> bytes:
@@ -207,7 +203,7 @@ def assemble(rules: list[Refusal], machine: int, own_pid: int | None = None) -> 
         own_pid: signals by tgkill go to this process only; None: to any.
     """
     if own_pid is not None:
-        rules = [*rules, Refusal("tgkill", ((0, 0xFFFFFFFF, "!=", own_pid),))]
+        rules = [*rules, Refusal("tgkill", ((0, _ALL, "!=", own_pid),))]
     refuse = _ERRNO | errno.EPERM
     code = [(_LOAD, 0, 0, _ARCH_AT), (_EQUAL, 1, 0, _AUDIT_ARCH[machine]), (_RETURN, 0, 0, refuse)]
     code.append((_LOAD, 0, 0, _NUMBER_AT))

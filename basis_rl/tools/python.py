@@ -7,14 +7,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from concurrent.futures import Future
-from functools import partial
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from basis_rl.sandbox import Policy, isolation, python_paths, remove_folder
 from basis_rl.sandbox.run import Bounds, Finished, fair_share, run
 from basis_rl.tools.base import ToolBroken, ToolResult
-from basis_rl.tools.threads import DaemonThreads
 
 _MARK = b"\x02begun\x03"
 _RUNNER = Path(__file__).with_name("runner.py").read_text()
@@ -27,12 +27,9 @@ _MOST_FILES = 64 << 20
 class PythonTool:
     """Runs each program in a process and a temporary folder of its own, and answers with what it prints.
 
-    It has no state: nothing of a call is left for the next, as with the code runners of tool-integrated reasoning
-    (Sandbox Fusion, which OTB's App. F.1 names). The value of the last line is printed too, as in a console. What goes
-    wrong is text for the model: a traceback, or that a limit was passed.
-
-    The isolation is `basis_rl.sandbox`'s (docs/security.md), with limits on wall time, CPU time, memory, processes,
-    size of files and output. Everything that a program started ends with it.
+    Nothing of a call is left for the next, as with the code runners of tool-integrated reasoning (Sandbox Fusion, which
+    OTB's App. F.1 names). The value of the last line is printed too, as in a console; a traceback or a limit that was
+    passed is text for the model. The isolation is `basis_rl.sandbox`'s (docs/security.md).
 
     Args:
         timeout: seconds of wall time and of CPU time that a program may take, the interpreter's start aside.
@@ -78,7 +75,9 @@ class PythonTool:
                 "have to be allowed them), or, if you would run such programs yourself, set require_isolation to false "
                 "(tool_kwargs: {python: {require_isolation: false}})."
             )
-        self._threads = DaemonThreads(workers, "python-tool")
+        # Not a ThreadPoolExecutor, which at the end of the interpreter first finishes all programs that were submitted.
+        self._threads = ThreadPool(workers)
+        weakref.finalize(self, self._threads.terminate)
 
     def __call__(self, code: str) -> str:
         """Run a Python program and see what it prints, and the value of its last line. Nothing is kept between runs.
@@ -99,7 +98,9 @@ class PythonTool:
         """
         if not isinstance(code, str):
             raise TypeError(f"code must be text, got {type(code).__name__}")
-        return self._threads.submit(partial(self.run, code))
+        answer: Future[ToolResult] = Future()
+        self._threads.apply_async(self.run, (code,), callback=answer.set_result, error_callback=answer.set_exception)
+        return answer
 
     def run(self, code: str) -> ToolResult:
         """Run a program and wait for it.

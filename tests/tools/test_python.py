@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -143,6 +144,20 @@ def test_a_trainer_that_ends_does_not_wait_for_programs():
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
 
 
+def test_threads_end_with_their_tool_and_an_error_reaches_who_waits(monkeypatch):
+    before = set(threading.enumerate())
+    mine = PythonTool(num_workers=3)
+    started = set(threading.enumerate()) - before
+    assert len(started) >= 3
+    assert all(thread.daemon for thread in started)
+    assert mine.start("1 + 1").result(60).text == "2"
+    monkeypatch.setattr(PythonTool, "_answer", lambda self, finished: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        mine.start("1").result(60)
+    del mine
+    wait_until(lambda: not any(thread.is_alive() for thread in started))
+
+
 def test_a_call_that_is_no_text_is_the_models_error(tool):
     for code in (None, 3, ["print(1)"]):
         with pytest.raises(TypeError, match="code must be text"):
@@ -152,7 +167,7 @@ def test_a_call_that_is_no_text_is_the_models_error(tool):
 
 
 def test_without_isolation_it_is_refused_unless_one_insists(monkeypatch):
-    none = sandbox.Isolation.by(["rlimits"])
+    none = sandbox.Isolation(["rlimits"])
     for module in ("basis_rl.tools.python", "basis_rl.sandbox.policy"):
         monkeypatch.setattr(f"{module}.isolation", lambda: none)
     with pytest.raises(ValueError, match="require_isolation") as refused:

@@ -18,12 +18,21 @@ class _Block:
     column: int
     info: str
     lines: list[str] = field(default_factory=list)
+    closed: bool = False
     # Where a line of it ends in a fence: the number of the first one, and what stands before the fence.
     glued: tuple[int, str] | None = None
 
-    def candidates(self, closed: bool) -> list[str]:
+    def is_ended_by(self, fence: re.Match[str]) -> bool:
+        """Whether a line may end the block: its fence has the same mark, at least as long, and no language."""
+        return fence["mark"].startswith(self.mark) and not fence["info"].strip()
+
+    def has_alone(self, fence: re.Match[str]) -> bool:
+        """Whether a line within the block is a fence and nothing else."""
+        return not fence["before"].strip() and len(fence["before"]) <= self.column + _INDENT
+
+    def candidates(self) -> list[str]:
         """What it may hold: the lines up to one that is a fence, or else up to one that ends in a fence."""
-        found = [self.lines] if closed else []
+        found = [self.lines] if self.closed else []
         if self.glued is not None:
             number, last = self.glued
             found.append([*self.lines[:number], last])
@@ -47,60 +56,40 @@ def last_code(text: str) -> list[str]:
 
 
 def _last_code(text: str) -> list[str]:
-    python: list[str] = []
-    bare: list[list[str]] = []
+    blocks = _blocks(text)
+    for block in reversed(blocks):
+        if _PYTHON.match(block.info) and (found := block.candidates()):
+            return found
+    return [candidate for block in reversed(blocks) if not block.info for candidate in block.candidates()]
 
-    def keep(block: _Block, closed: bool) -> None:
-        nonlocal python
-        if _PYTHON.match(block.info):
-            python = block.candidates(closed) or python
-        elif not block.info:
-            bare.append(block.candidates(closed))
 
+def _blocks(text: str) -> list[_Block]:
+    """All fenced blocks; one that another one begins in, or that the text ends in, is not closed."""
+    blocks: list[_Block] = []
     block: _Block | None = None
     for line in text.split("\n"):
         fence = _FENCE.match(line)
-        if fence is not None and block is not None and _ends(block, fence):
-            keep(block, closed=True)
+        if fence is not None and block is not None and block.is_ended_by(fence) and block.has_alone(fence):
+            block.closed = True
             block = None
-            continue
-        opened = _opened(block, fence) if fence is not None else None
-        if block is not None and opened is None:
-            if fence is not None and block.glued is None and _same_kind(block, fence):
+        elif fence is not None and _opens(block, fence):
+            block = _Block(fence["mark"], len(fence["before"]), fence["info"].strip())
+            blocks.append(block)
+        elif block is not None:
+            if fence is not None and block.glued is None and block.is_ended_by(fence):
                 block.glued = (len(block.lines), fence["before"])
             block.lines.append(line)
-        elif opened is not None:
-            if block is not None:
-                keep(block, closed=False)
-            block = opened
-    if block is not None:
-        keep(block, closed=False)
-    return python or [candidate for candidates in reversed(bare) for candidate in candidates]
+    return blocks
 
 
-def _same_kind(block: _Block, fence: re.Match[str]) -> bool:
-    return fence["mark"].startswith(block.mark) and not fence["info"].strip()
-
-
-def _ends(block: _Block, fence: re.Match[str]) -> bool:
-    """Whether a line is the closing fence, and nothing else."""
-    return _same_kind(block, fence) and _alone(fence, block.column + _INDENT)
-
-
-def _opened(block: _Block | None, fence: re.Match[str]) -> _Block | None:
-    """The block that a fence opens, if it does; within a `block` only a fence with a language opens one."""
+def _opens(block: _Block | None, fence: re.Match[str]) -> bool:
+    """Whether a fence opens a block; within a `block` only one with a language does."""
     info = fence["info"].strip()
     if block is None:
-        opens = "```" not in fence["before"]
-    elif block.glued is not None and _PYTHON.match(info):
-        opens = True
-    else:
-        opens = bool(info) and _alone(fence, block.column + _INDENT)
-    return _Block(fence["mark"], len(fence["before"]), info) if opens else None
-
-
-def _alone(fence: re.Match[str], indent: int) -> bool:
-    return not fence["before"].strip() and len(fence["before"]) <= indent
+        return "```" not in fence["before"]
+    if block.glued is not None and _PYTHON.match(info):
+        return True
+    return bool(info) and block.has_alone(fence)
 
 
 def _blanks(line: str) -> int:

@@ -22,6 +22,7 @@ import builtins
 import json
 import os
 import re
+import symtable
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -102,11 +103,6 @@ def decode(data: Any) -> Any:
     raise ValueError(f"no encoded value: {str(name)[:20]}")
 
 
-def dump(message: dict[str, Any]) -> str:
-    """One line."""
-    return json.dumps(message) + "\n"
-
-
 def channel() -> tuple[TextIO, TextIO]:
     """What the other process sends, and where to write to it; who prints or reads later does not meet either."""
     received = os.fdopen(os.dup(0))
@@ -141,13 +137,14 @@ def run_program(path: str) -> None:
             function = getattr(namespace["Solution"](), name) if method else namespace[name]
             value = function(*args, **kwargs)
             try:
+                # Imported only if the program did so, which saves its time for the others.
                 answer = {"value": encode(value, sys.modules.get("numpy"))}
             except NotPlainError:
                 answer = {"object": type(value).__name__}
         except BaseException as error:
             # Of the candidate, and told to the tests.
             answer = {"error": type(error).__name__, "message": str(error)[:1000]}
-        answers.write(dump(answer))
+        answers.write(json.dumps(answer) + "\n")
 
 
 def run_parse(path: str) -> None:
@@ -276,21 +273,19 @@ class Pytest:
         return decorate
 
 
-def unbound_names(tree: ast.AST) -> set[str]:
+def unbound_names(source: str) -> set[str]:
     """The names that the source uses and neither defines nor imports."""
     used: set[str] = set()
     bound = set(dir(builtins))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
-        elif isinstance(node, ast.arg):
-            bound.add(node.arg)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            bound.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            bound.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            bound.add(node.name)
+    scopes = [symtable.symtable(source, "tests.py", "exec")]
+    while scopes:
+        scope = scopes.pop()
+        scopes += scope.get_children()
+        for symbol in scope.get_symbols():
+            if symbol.is_assigned() or symbol.is_parameter() or symbol.is_imported():
+                bound.add(symbol.get_name())
+            elif symbol.is_global():
+                used.add(symbol.get_name())
     return used - bound
 
 
@@ -367,6 +362,7 @@ def call_rows(test: Any) -> None:
 def run_tests(path: str) -> None:
     """Run the tests of a file with functions of the other process; the verdict goes to the standard error."""
     answers, requests = channel()
+    # The tests, which may print to the standard error, get /dev/null in its place.
     verdict = os.dup(2)
     os.dup2(0, 2)
     calls = 0
@@ -384,7 +380,7 @@ def run_tests(path: str) -> None:
             except NotPlainError as error:
                 raise Unsupported(str(error)) from None
             try:
-                requests.write(dump({"name": name, **given}))
+                requests.write(json.dumps({"name": name, **given}) + "\n")
                 answer = json.loads(answers.readline())
                 if "object" in answer:
                     return Object(name)
@@ -428,17 +424,19 @@ def is_inability(error: BaseException) -> bool:
 def run_source(source: str, entry_point: str | None, remote: Callable[[str], Any]) -> None:
     """Run tests: statements, a function ``check``, or what unittest or pytest would find."""
     tree = ast.parse(source)
-    unbound = unbound_names(tree)
+    unbound = unbound_names(source)
     own = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in _OWN_MODULES]
     imported = {alias.asname or alias.name for node in own for alias in node.names}
     if needs_objects(tree, {*unbound, *imported, "candidate"} - {"Solution"}):
         raise Unsupported("more than results")
     modules: dict[str, Any] = {"pytest": Pytest(), **dict.fromkeys(_OWN_MODULES, Functions(remote, ""))}
+    # What the tests import by these names.
     sys.modules.update(modules)
     namespace = {name: remote(name) for name in unbound}
     namespace.update(__name__="tests", __file__="tests.py")
     exec(compile(tree, "tests.py", "exec"), namespace)
     if entry_point and "check" in namespace:
+        # LeetCode's entry point is Solution().name, and a request names it Solution.name.
         namespace["check"](remote(entry_point.replace("()", "")))
     run_found(namespace)
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 import math
 import platform
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
+from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares, warn_late
 from basis_rl.rewards.code.blocks import last_code
 from basis_rl.rewards.code.run import Program, Verdict
-from basis_rl.rewards.code.tests import Case, choose_cases, joined, known_tests
+from basis_rl.rewards.code.tests import Case, choose_cases, joined, parse_tests
 from basis_rl.rewards.extract import completion_text
 from basis_rl.rewards.workers.calls import check_limits, trl_signature
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
@@ -22,46 +19,37 @@ from basis_rl.sandbox import Policy, isolation
 
 _RULES = 2
 _OUTPUT_BYTES = 4 << 20
-_log = logging.getLogger(__name__)
 
 
 class CodeReward(Reward):
     """1.0 if the rollout's Python code passes all tests of its problem, else 0.0.
 
-    The code is the last closed fenced block of Python, else the last one without a language that is Python: a whole
-    program, or whole functions. The tests are a column of the dataset, in the forms of `parse_tests`. A problem whose
-    tests cannot be read, or pass or need something that is not plain data, is not scored (None); nor is a rollout that
-    was not tested when `batch_timeout` was over.
-
-    Each test runs in a sandbox of its own (docs/security.md), and what is expected never gets there: output is compared
-    outside, and asserts run in another sandbox, which calls the code's functions by messages of plain data.
-
-    A column ``solution`` is needed by the trainer's data loading; it may be the one with the tests (``solution_column:
-    input_output``).
+    The code is the last closed fenced block of Python, else the last one without a language that is Python. The tests
+    are a column of the dataset, in the forms of `parse_tests`. Each test runs in a sandbox of its own, which never
+    holds what is expected (docs/security.md). A problem whose tests cannot be read, or that pass or need something that
+    is not plain data, is not scored (None).
 
     Metrics: ``reward/code/no_code``, ``reward/code/timeout``, ``reward/code/unscored`` and, of these,
     ``reward/code/over_budget``, shares of the rollouts.
 
     Args:
-        column: with the tests.
-        partial: the share of tests passed, a number in [0, 1], instead of all or nothing. It takes longer: otherwise
-            the first failure ends a rollout.
-        max_tests: of a problem, spread evenly over them; the first ones alone are often shown to the model.
-        num_workers: rollouts tested at a time (of this rank).
-        timeout: seconds of CPU time for one test; by the clock it may take three times that and 3 s
-            more, so leave a processor for each of `num_workers`.
-        memory_bytes: address space for one test.
+        column: with the tests. The trainer's data loading also needs a ``solution``, which may be the same column.
+        partial: the share of tests passed instead of all or nothing. Slower: otherwise the first failure ends a
+            rollout.
+        max_tests: per problem, spread evenly over them; the first ones alone are often shown to the model.
+        num_workers: rollouts tested at a time, on this rank.
+        timeout: seconds of CPU time per test; the clock allows three times that and 3 s, so leave a processor per
+            worker.
+        memory_bytes: address space per test.
         processes: processes and threads that a program may have.
-        packages: let it, and asserts, import all packages that are installed here, besides the standard library and
-            numpy.
+        packages: allow the import of all installed packages, besides the standard library and numpy.
         tolerance: absolute or relative error of a number that is expected with a decimal point.
         fn_name: column with the function's name, where the tests do not name it.
-        batch_timeout: seconds by the clock for the rollouts of one call, which are otherwise bounded by their number
-            only; None: no limit.
-        allow_unsafe: run the code although this machine does not keep all of these promises.
+        batch_timeout: seconds by the clock for the rollouts of one call; the rest is not scored. None: no limit.
+        allow_unsafe: run the code although this machine does not keep all promises of the sandbox.
 
     Raises:
-        ValueError: a parameter out of its range, or a machine that cannot isolate or run it.
+        ValueError: a parameter out of its range, or a machine that cannot isolate or run the code.
         RewardInfrastructureError: when called: the sandbox cannot be set up any more.
     """
 
@@ -87,14 +75,12 @@ class CodeReward(Reward):
         batch_timeout: float | None = 300.0,
         allow_unsafe: bool = False,
     ) -> None:
-        check_limits("code", num_workers, timeout, memory_bytes)
+        check_limits("code", num_workers, timeout, memory_bytes, batch_timeout)
         if max_tests < 1 or processes < 1 or tolerance < 0:
             raise ValueError(
                 f"code: needs max_tests >= 1, processes >= 1 and tolerance >= 0, got {max_tests}, {processes}, "
                 f"{tolerance}."
             )
-        if batch_timeout is not None and batch_timeout <= 0:
-            raise ValueError(f"code: needs batch_timeout > 0 (seconds), or None for no limit, got {batch_timeout}.")
         given = isolation()
         if not allow_unsafe and not given.complete:
             raise ValueError(
@@ -125,13 +111,11 @@ class CodeReward(Reward):
     def __call__(
         self, prompts: Column, completions: Completions, log_metric: LogMetric = None, **columns: Any
     ) -> Scores:
-        for name in (self.column, self.fn_name):
-            if name is not None and name not in columns:
-                raise ValueError(f"code: the dataset has no column '{name}'.")
         names = columns[self.fn_name] if self.fn_name else [None] * len(completions)
         codes = [last_code(completion_text(completion)) for completion in completions]
         rows = list(zip(codes, columns[self.column], names, strict=True))
-        keys = [hashlib.sha256(json.dumps(row, default=str).encode()).hexdigest() for row in rows]
+        # The same program with the same tests is run once.
+        keys = [repr(row) for row in rows]
         tasks = dict(zip(keys, rows, strict=True))
         deadline = math.inf if self.batch_timeout is None else time.monotonic() + self.batch_timeout
         with ThreadPoolExecutor(self.num_workers) as threads:
@@ -148,11 +132,7 @@ class CodeReward(Reward):
         timeouts = sum("timeout" in verdicts for _, verdicts in results)
         counts = {"no_code": codes.count([]), "timeout": timeouts, "unscored": rewards.count(None), "over_budget": late}
         log_shares(log_metric, "code", counts, len(results))
-        if late:
-            _log.warning(
-                "The tests of %d of %d rollouts were not done in batch_timeout (%g s): they are not scored.",
-                late, len(results), self.batch_timeout,
-            )  # fmt: skip
+        warn_late("The tests", late, len(results), self.batch_timeout)
         return rewards
 
     def answers(self, completions: Completions, prompts: Column = ()) -> list[str | None]:
@@ -170,7 +150,7 @@ class CodeReward(Reward):
         return [i for i, (cell, name) in enumerate(rows) if not self._cases(cell, name)]
 
     def _cases(self, cell: Any, name: str | None) -> list[Case]:
-        return choose_cases(known_tests(cell, name), self.max_tests)
+        return choose_cases(parse_tests(cell, name), self.max_tests)
 
     def _score(
         self, deadline: float, code: list[str], cell: Any, name: str | None

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from basis_rl.rewards.code.harness import dump, encode
+from basis_rl.rewards.code.harness import encode
 from basis_rl.rewards.code.tests import Case, same_output, same_value
 from basis_rl.sandbox import Policy
 from basis_rl.sandbox.launch import CANNOT_START
@@ -35,6 +35,7 @@ _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/l
 @lru_cache(maxsize=2)
 def python(packages: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The interpreter's command, and all that it reads: no data set is in it, nor the working directory."""
+    # Without packages it is not the virtual environment's interpreter, which would need its folder to start.
     real = os.path.realpath(sys.executable)
     base = {"base": sys.base_prefix, "installed_base": sys.base_prefix, "platbase": sys.base_prefix}
     readable = [real, *(sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib"))]
@@ -97,7 +98,7 @@ class Program:
             right = ended == "pass" and same_output(printed, case.expected, self.tolerance)
         else:
             request: dict[str, Any] = {"name": case.name, "args": [encode(value) for value in case.given], "kwargs": {}}
-            ended, printed = self._run([_HARNESS, "program"], dump(request))
+            ended, printed = self._run([_HARNESS, "program"], json.dumps(request) + "\n")
             right = ended == "pass" and same_value(_answer(printed), case.expected, self.tolerance)
         if ended == "timeout" and time.monotonic() >= self.deadline:
             return "over budget"
@@ -162,4 +163,5 @@ def _answer(printed: str) -> Any:
         answer = json.loads(printed.partition("\n")[0])
         return answer["value"]
     except (ValueError, RecursionError, KeyError, TypeError):
+        # Equal to no encoded value.
         return {"nothing": None}

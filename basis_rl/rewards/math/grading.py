@@ -20,29 +20,20 @@ from mpmath import isfinite, mpc  # type: ignore[import-untyped]
 from sympy.concrete.expr_with_limits import ExprWithLimits  # type: ignore[import-untyped]
 from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 
-from basis_rl.rewards.math.latex import (
-    APPROXIMATELY,
-    COMMAND,
-    LETTERS,
-    MODULUS,
-    SIGNS,
-    normalized,
-    parsed,
-    readings,
-    symbols,
-)
+from basis_rl.rewards.math.latex import COMMAND, LETTERS, MODULUS, SIGNS, formula, readings, symbols
 
-# How far the sides of an approximation sign may be apart; what is graded is the left one.
+# Relative difference that the sides of an approximation sign may have; the left one is graded.
 _COARSE = 0.05
-# How far numbers that are equal when rounded to six decimals.
+# Relative difference that numbers may have which are equal when rounded to six decimals.
 _FINE = 1e-3
-# To so many digits a difference of numbers without a decimal point is evaluated, to see whether it is 0.
+# Digits to which a difference of numbers without a decimal point is evaluated, to see whether it is 0.
 _DIGITS = 1_000
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*(?:percent|percentage|pct)\s*\}|\b(?:percent|percentage|pct)\b)")
 _DEGREES = re.compile(r"\\circ|\\degree|°|degree")
 _CURRENCY = re.compile(r"\\\$|[$€£]")
 _MONEY = re.compile(r"\\\$|[€£¥₹]")
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(?:\\text\{)?\s*(\w+)")
+_APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-zA-Z])|\\simeq(?![a-zA-Z])|≈")
 _RATIO = re.compile(":")
 _SQUARE = re.compile(r"\[|matrix")
 _CLOSED_AT_INFINITY = re.compile(r"\[(?:\\[,;]|[^,;\[\]])*\\infty|\\infty(?:\\[,;]|[^,;\[\]])*\]")
@@ -122,14 +113,14 @@ def _equal(expected: Any, found: Any) -> bool:
 
 
 def _tuple_of(value: Any, other: Any) -> Any:
-    """A vector as a tuple, where the other value is one, or may be."""
+    """A vector as a tuple, where the other value is a tuple or an interval, which is written alike."""
     vector = _value(value)
     is_vector = isinstance(vector, sp.MatrixBase) and 1 in vector.shape
     return sp.Tuple(*vector) if is_vector and isinstance(_value(other), (sp.Tuple, sp.Interval)) else value
 
 
 def _set_of(relation: Any) -> Any:
-    """All that fulfils an inequality in one unknown; the inequality itself where sympy does not say."""
+    """The solutions of an inequality in one unknown; the inequality itself where sympy cannot solve it."""
     try:
         return relation.as_set()
     except Exception:
@@ -166,15 +157,15 @@ def _expression(text: str) -> Any:
 
 
 def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
-    """Why an equal answer does not stand for the gold; None where it does.
+    """Why an answer that is equal to Math-Verify does not stand for the gold; None where it does.
 
-    ``chain``: a side of a chain of equations is not what the chain ends with (``x = 7 = 8``). ``interval``: one of a
-    single number, or of none, not an interval for SymPy, or the ends of an open one for it.
-    ``infinity``: an interval or a set that holds infinity, where the gold's is open there, which is one and
-    the same to sympy. ``currency``: another one than the gold's, or another modulus.
-    ``approximation``: the sides of the sign are not near.
-    ``symbol``: one that is not the gold's (``0 \\cdot a`` is 0 whatever a is), or 0 for
-    ``x + y = 0``. ``near``: equal when rounded to six decimals, but only since both are small.
+    - ``chain``: a side of a chain of equations is not what the chain ends with (``x = 7 = 8``);
+    - ``interval``: one side is an interval, and the other a set of single numbers;
+    - ``infinity``: the answer's interval or set holds infinity and the gold's does not, which is the same to sympy;
+    - ``currency``: the answer has another currency or modulus;
+    - ``approximation``: the sides of the sign are not near;
+    - ``symbol``: a symbol that is not the gold's (``0 \\cdot a`` is 0 whatever a is), or 0 for ``x + y = 0``;
+    - ``near``: equal when rounded to six decimals, but only since both are small.
     """
     whole = is_equation(expected)
     written = {side.strip() for side in answer.split("=")}
@@ -291,12 +282,12 @@ def _is_number(value: Any) -> bool:
 
 def _approximates(answer: str) -> bool:
     """Whether the sides of approximation signs are names, and numbers near one another."""
-    texts = APPROXIMATELY.split(SIGNS.sub("", answer))
-    if len(texts) > 1 and is_expr_of_only_symbols(parsed(normalized(texts[0]))):
+    texts = _APPROXIMATELY.split(SIGNS.sub("", answer))
+    if len(texts) > 1 and is_expr_of_only_symbols(formula(texts[0])):
         texts = texts[1:]
     if len(texts) == 1:
         return True
-    sides = [parsed(normalized(text)) for text in texts]
+    sides = [formula(text) for text in texts]
     numbers = [_number(_value(side)) for side in sides]
     near = (a is not None and b is not None and abs(a - b) <= _COARSE * abs(a) for a, b in pairwise(numbers))
     return all(near)
@@ -315,7 +306,7 @@ def _symbols_known(expected: Any, found: Any) -> bool:
 
 
 def _names(expression: Any) -> set[str]:
-    """Of symbols and of unknown functions: ``0 f(7)`` is 0 whatever f is."""
+    """The names of symbols and of unknown functions: ``0 f(7)`` is 0 whatever f is."""
     applied = expression.atoms(AppliedUndef) if isinstance(expression, sp.Basic) else ()
     return {str(symbol) for symbol in symbols(expression)} | {str(function.func) for function in applied}
 
@@ -335,7 +326,7 @@ def _near(expected: Any, found: Any, percent: bool) -> bool:
 
 
 def _bounds(value: Any) -> list[Any]:
-    """The sides of an inequality; nothing of what is none."""
+    """The sides of an inequality; empty for anything else."""
     return _sides(value) if is_relation(value) and not is_equation(value) else []
 
 
@@ -429,7 +420,7 @@ def _related(pair: _Pair) -> bool:
 
 
 def _measured(pair: _Pair) -> bool:
-    sides = [parsed(normalized(text)) for text in pair.texts]
+    sides = [formula(text) for text in pair.texts]
     return None in sides or pair.differ(MODULUS) or not _equal(*sides)
 
 
@@ -470,6 +461,6 @@ _RELIES_ON: dict[str, Callable[[_Pair], bool]] = {
     "text": _spelled_out,
     "rounding": _rounded,
     "base": lambda pair: _BASE.findall(pair.texts[0]) != _BASE.findall(pair.texts[1]),
-    "approximation": lambda pair: pair.differ(APPROXIMATELY),
+    "approximation": lambda pair: pair.differ(_APPROXIMATELY),
     "ratio": lambda pair: pair.differ(_RATIO),
 }

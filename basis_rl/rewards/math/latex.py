@@ -49,7 +49,6 @@ _UNIT_COMMANDS = {
 _QUANTITY = re.compile(r"\d|\\(?:pi|infty)(?![a-zA-Z])")
 _IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])")
 _MIXED = re.compile(r"\d+\\[dt]?frac\{?(\d+)\}?\{?(\d+)\}?")
-APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-zA-Z])|\\simeq(?![a-zA-Z])|≈")
 COMMAND = re.compile(r"\\[a-zA-Z]+")
 LETTERS = re.compile(r"[a-zA-Z]+")
 _WORDS = re.compile(
@@ -73,8 +72,8 @@ def readings(text: str, letters_are_units: bool = True) -> tuple[Any, ...]:
         return (Symbol(word, real=True) if words[1] else Mul(*letters, evaluate=False),)
     whole = _without_units(text, _UNITS_KEPT)
     stripped = _without_units(text, _UNITS_CUT)
-    kept = parsed(_spelled(whole))
-    short = kept if stripped == whole else parsed(_spelled(stripped))
+    kept = _parsed(_spelled(whole))
+    short = kept if stripped == whole else _parsed(_spelled(stripped))
     tail = whole[len(_common(whole, stripped)) :].strip()
     is_unit = bool(tail) and _is_unit(tail, letters=letters_are_units and not symbols(short))
     is_unit = is_unit and (not letters_are_units or _QUANTITY.search(stripped) is not None)
@@ -82,9 +81,9 @@ def readings(text: str, letters_are_units: bool = True) -> tuple[Any, ...]:
     return tuple(reading for reading in found if reading is not None)
 
 
-def normalized(text: str) -> str:
-    """As Math-Verify normalizes the content of a box, with its unit."""
-    return _spelled(_without_units(text, _UNITS_KEPT))
+def formula(text: str) -> Any:
+    """The expression of the content of a box, with its unit; see `_parsed`."""
+    return _parsed(_spelled(_without_units(text, _UNITS_KEPT)))
 
 
 def _without_units(text: str, units: NormalizationConfig) -> str:
@@ -116,19 +115,19 @@ def _common(one: str, other: str) -> str:
     return one[:end]
 
 
-def parsed(text: str) -> Any:
+def _parsed(text: str) -> Any:
     """The expression of a normalized text, None where it is no LaTeX formula as a whole, or not a number (``1/0``)."""
     try:
         # Of i the parser knows only sometimes what it is, and makes other symbols of all letters beside it.
         real = not should_treat_as_complex(_IMAGINARY.sub("", text))
         read = _converted(text, real)
         if isinstance(read, Basic):
-            # So that the letters of a - a stay.
+            # Otherwise sympy would make 0 of a - a, and the symbol check could not see its letters.
             with evaluate(False):
                 read = read.xreplace({symbol: I for symbol in symbols(read) if symbol.name == "i"})
         return None if read in (nan, zoo) or (isinstance(read, Basic) and read.has(nan, zoo)) else read
     except Exception:
-        # Whatever the parser and sympy raise for what a model wrote.
+        # The parser and sympy raise anything for what a model wrote.
         return None
 
 
@@ -160,7 +159,7 @@ class _Converter(_Latex2Sympy):
         return parser
 
     def parse_number(self, text: str) -> Any:
-        # Without sympy's parser, which compiles Python for it.
+        # Faster than sympy's own parser, which compiles Python code for each number.
         digits = text.replace(",", "")
         return Integer(digits) if digits.isdecimal() and digits.isascii() else super().parse_number(text)
 

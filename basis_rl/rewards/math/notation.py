@@ -230,12 +230,10 @@ def _unwrapped(text: str) -> str | None:
                 return None
             inside = text[wrapper.end() + 1 : -1]
             font = wrapper[1] or ""
-            words = re.fullmatch(FONT, font) and not re.match(r"[-+.\s(\[$]*(?:\d|\\)", inside)
-            return (
-                None
-                if words and (font in (r"\text", r"\mbox") or re.fullmatch(r"[a-zA-Z\s().,'-]*", inside))
-                else inside
-            )
+            if not re.fullmatch(FONT, font) or re.match(r"[-+.\s(\[$]*(?:\d|\\)", inside):
+                return inside
+            words = font in (r"\text", r"\mbox") or re.fullmatch(r"[a-zA-Z\s().,'-]*", inside)
+            return None if words else inside
     return None
 
 

@@ -8,10 +8,11 @@ import time
 from collections.abc import Collection, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
-from basis_rl.rewards.extract import check_where, completion_text, is_sentence, last_boxed
+from basis_rl.registry import check_choice
+from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares, warn_late
+from basis_rl.rewards.extract import completion_text, is_sentence, last_boxed
 from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
 from basis_rl.rewards.math.notation import normal_form, text_form
 from basis_rl.rewards.math.places import PLACES, MathAnswerIn, find_answer, marked_answer
@@ -20,14 +21,13 @@ from basis_rl.rewards.math.reading import hedged, primes_differ, refused_reading
 from basis_rl.rewards.math.rules import RULES, refused
 from basis_rl.rewards.math.screen import screened
 from basis_rl.rewards.thought import AfterThought
-from basis_rl.rewards.workers.calls import WALL_CLOCK
+from basis_rl.rewards.workers.calls import WALL_CLOCK, check_limits, worker_policy
 from basis_rl.rewards.workers.failures import FailureMonitor
 from basis_rl.rewards.workers.pool import Outcome, WorkerPool
-from basis_rl.sandbox import Policy, python_paths
 from basis_rl.sandbox.run import fair_share
 
+Rules = Literal["full", "plain"]
 _MEMORY_BYTES = 4 << 30
-_FOLDER_BYTES = 64 << 20
 # Seconds, at least, from which the limit by the clock follows where Math-Verify has its own limits for each step.
 _PLAIN_TIMEOUT = 5.0
 _METRICS: dict[str, Verdict] = {
@@ -41,29 +41,24 @@ _log = logging.getLogger(__name__)
 class MathVerifyReward(AfterThought, Reward):
     r"""1.0 if the answer of the rollout, by default its last balanced ``\boxed{...}``, equals the gold, else 0.0.
 
-    Equal is what Math-Verify finds equal, except for the notations and readings that docs/rewards.md lists. Simple
-    pairs are decided here; the others are graded once each, in processes without network, rights and secrets
-    (docs/security.md). An answer that takes more than `timeout` seconds of CPU time is wrong; nothing that a model
-    wrote raises or hangs. A rollout is not scored (None; its advantage is 0) if none of its golds can be parsed, if the
-    grading failed (`Outcome.failed`), or if `batch_timeout` was over first.
+    Equal is what Math-Verify finds equal, except for what docs/rewards.md lists. Pairs that are not simple are graded
+    in processes without network, rights and secrets (docs/security.md), each once. A rollout is not scored (None) if
+    none of its golds can be parsed, if the grading failed (`Outcome.failed`), or if `batch_timeout` was over first.
 
-    The gold is the last ``\boxed{}`` of the dataset's column ``solution``, or all of its text. A cell that is a list
-    holds several golds, one of which is enough; several numbers that are all asked for are one gold, ``1, 2, 5``.
+    The gold is the last ``\boxed{}`` of the column ``solution``, or all of its text. A cell that is a list holds
+    several golds, one of which is enough; several numbers that are all asked for are one gold, ``1, 2, 5``.
 
-    Metrics, where the trainer passes ``log_metric``: ``reward/no_box`` (``reward/no_answer`` with another `answer_in`),
-    ``reward/screened``, ``reward/timeout``, ``reward/infrastructure`` (the grading failed) and ``reward/over_budget``,
-    shares of the rollouts.
+    Metrics: ``reward/no_box`` (``reward/no_answer`` with another `answer_in`), ``reward/screened``, ``reward/timeout``,
+    ``reward/infrastructure`` (the grading failed) and ``reward/over_budget``, shares of the rollouts.
 
     Args:
-        num_workers: grading processes (of this rank); default: the machine's cores, shared among its ranks, at least 2.
-        timeout: seconds of CPU time for one answer.
-        batch_timeout: seconds by the clock for the rollouts of one call, which are otherwise bounded by their number
-            only. What is not graded by then is not scored, and graded the next time that it comes. None: no bound.
-            `check_golds` and `equivalent` have none.
-        allow: names of the acceptances of Math-Verify that are kept (`basis_rl.rewards.math.rules.QUIRKS`); a verdict
-            that rests on another one is wrong. None: all of them.
-        rules: ``full``; or ``plain``: ``math_verify.verify(parse(gold in a box), parse(rollout))`` and nothing else, in
-            the same processes. Its time limits are Math-Verify's own.
+        num_workers: grading processes of this rank; default: its share of the machine's cores, at least 2.
+        timeout: seconds of CPU time for one answer; an answer that takes more is wrong.
+        batch_timeout: seconds by the clock for the rollouts of one call. What is not graded by then is not scored, and
+            is graded when it comes again. None: no limit. `check_golds` and `equivalent` have none.
+        allow: those of `basis_rl.rewards.math.rules.QUIRKS` on which a right verdict may rest. None: all.
+        rules: ``full``; or ``plain``: ``math_verify.verify(parse(gold in a box), parse(rollout))`` and nothing else,
+            with Math-Verify's own time limits.
         answer_in: ``box``; ``tag``, ``hashes``, ``last_line``, ``last_number`` (`take_answer`); ``anywhere``: in a box,
             a tag or behind ``####`` if there is one, else where Math-Verify finds it; ``auto``: ``box`` if the prompts
             ask for one, else ``anywhere``. Default: ``box``; with `rules` ``plain`` it is ``anywhere``.
@@ -71,7 +66,7 @@ class MathVerifyReward(AfterThought, Reward):
 
     Raises:
         ValueError: a parameter out of its range, or an unknown name.
-        RewardInfrastructureError: when called, if the grading of more than 5 % of the recent rollouts failed
+        RewardInfrastructureError: when called: the grading of more than 5 % of the recent rollouts failed
             (`FailureMonitor`), or no worker can be started.
     """
 
@@ -88,16 +83,12 @@ class MathVerifyReward(AfterThought, Reward):
         timeout: float = 5.0,
         allow: Collection[str] | None = None,
         batch_timeout: float | None = 300.0,
-        rules: Literal["full", "plain"] = "full",
+        rules: Rules = "full",
         answer_in: MathAnswerIn | None = None,
         after_think: bool | None = None,
     ) -> None:
         workers = fair_share() if num_workers is None else num_workers
-        if workers < 1 or timeout <= 0 or (batch_timeout is not None and batch_timeout <= 0):
-            raise ValueError(
-                "MathVerifyReward needs num_workers >= 1 and timeout > 0, and a batch_timeout > 0 or None, got "
-                f"{num_workers}, {timeout}, {batch_timeout}."
-            )
+        check_limits("math_verify", workers, timeout, _MEMORY_BYTES, batch_timeout)
         _check_rules(rules, answer_in, allow)
         self.batch_timeout = batch_timeout
         self.rules = rules
@@ -108,13 +99,7 @@ class MathVerifyReward(AfterThought, Reward):
         worker = Path(__file__).with_name("worker.py")
         # -P: the folder of the script stays off the path, where its files could shadow other modules
         command = [sys.executable, "-P", str(worker), str(timeout)]
-        policy = Policy(
-            memory_bytes=_MEMORY_BYTES,
-            file_bytes=_FOLDER_BYTES,
-            folder_bytes=_FOLDER_BYTES,
-            processes=1,
-            readable=python_paths(),
-        )
+        policy = worker_policy(_MEMORY_BYTES, processes=1)
         wall = WALL_CLOCK * (max(timeout, _PLAIN_TIMEOUT) if rules == "plain" else timeout)
         self._pool = WorkerPool(command, workers, wall, cpu_timeout=timeout, policy=policy)
         self._failures = FailureMonitor(name="The grading by Math-Verify")
@@ -188,11 +173,7 @@ class MathVerifyReward(AfterThought, Reward):
             # Of several golds, one of which is enough, `right` is the verdict if it is among them.
             said = [", ".join(sorted(row & {"right"} or row)) for row in verdicts]
             log_extra("verdict", [each or none.replace("_", " ") for each in said])
-        if counts["over_budget"]:
-            _log.warning(
-                "The grading of %d of %d rollouts was not done in batch_timeout (%g s): they are not scored.",
-                counts["over_budget"], len(answers), self.batch_timeout,
-            )  # fmt: skip
+        warn_late("The gradings", counts["over_budget"], len(answers), self.batch_timeout)
         self._record(verdicts)
         return [_reward(row) for row in verdicts]
 
@@ -248,7 +229,7 @@ class MathVerifyReward(AfterThought, Reward):
         return [graded[pair] == "right" for pair in given]
 
     def _written(self, answer: str) -> str:
-        """The content of a box as it is graded: `plain` reads rollouts."""
+        """The content of a box in the form that is graded: by `plain` rules that is a rollout with the box."""
         return rf"\boxed{{{answer}}}" if self.rules == "plain" else answer
 
     def close(self) -> None:
@@ -260,7 +241,7 @@ class MathVerifyReward(AfterThought, Reward):
         self._failures.record(len(verdicts) - failed, failed)
 
     def _find(self, texts: Sequence[str], seconds: float | None) -> tuple[list[str | None], dict[int, Verdict]]:
-        """The answers of rollouts, and what became of those in which Math-Verify was to find one and did not end."""
+        """The answers of rollouts, and verdicts on those in which Math-Verify's search for one did not end."""
         where = self.place
         if self.rules == "plain":
             return list(texts), {}
@@ -270,19 +251,16 @@ class MathVerifyReward(AfterThought, Reward):
         answers = [answer for _, answer in marked]
         asked = [i for i, (is_marked, _) in enumerate(marked) if not is_marked and texts[i].strip()]
         lost: dict[int, Verdict] = {}
-        for i, outcome in zip(asked, self._ask([{"text": texts[i]} for i in asked], seconds), strict=True):
+        for i, outcome in zip(asked, self._pool.run([{"text": texts[i]} for i in asked], seconds=seconds), strict=True):
             answers[i] = outcome.value.get("answer")
             if outcome.status != "ok":
                 lost[i] = _verdict(outcome)
         return answers, lost
 
-    def _ask(self, tasks: Sequence[dict[str, Any]], seconds: float | None) -> list[Outcome]:
-        return self._pool.run(tasks, seconds=seconds) if tasks else []
-
     def _grade_plain(self, pairs: Sequence[Pair], seconds: float | None) -> dict[Pair, Verdict]:
         """Verdicts of Math-Verify alone on pairs of a gold and a rollout."""
         asked = list(dict.fromkeys(pairs))
-        outcomes = self._ask([{"gold": gold, "text": text} for gold, text in asked], seconds)
+        outcomes = self._pool.run([{"gold": gold, "text": text} for gold, text in asked], seconds=seconds)
         return {pair: _verdict(outcome) for pair, outcome in zip(asked, outcomes, strict=True)}
 
     def _grade(self, pairs: Sequence[Pair], check: bool = False, seconds: float | None = None) -> dict[Pair, Verdict]:
@@ -303,53 +281,48 @@ class MathVerifyReward(AfterThought, Reward):
 
     def _grade_forms(self, pairs: Collection[Pair], check: bool, seconds: float | None) -> dict[Pair, Verdict]:
         """Verdicts of pairs of normal forms."""
-        graded: dict[Pair, Verdict] = {}
-        asked: list[Pair] = []
-        for pair in pairs:
-            right = self._quick(pair, check)
-            if right is None:
-                asked.append(pair)
-            else:
-                # A ratio to Math-Verify.
-                misread = right and check and is_time(pair[0])
-                graded[pair] = "misread" if misread else "right" if right else "wrong"
-        graded.update(self._verdicts.find(asked))
-        new = [pair for pair in asked if pair not in graded]
+        quick = {pair: self._quick(pair, check) for pair in pairs}
+        graded: dict[Pair, Verdict] = {pair: "right" if ok else "wrong" for pair, ok in quick.items() if ok is not None}
+        if check:
+            # To Math-Verify a time of day is a ratio.
+            graded.update({pair: "misread" for pair, ok in quick.items() if ok and is_time(pair[0])})
+        graded.update(self._verdicts.find(pair for pair in quick if pair not in graded))
+        new = [pair for pair in quick if pair not in graded]
         options: dict[str, Any] = {"refuse": list(self.refused)} if self.refused else {}
         options |= {"check": True} if check else {}
         tasks = [{"gold": gold, "answer": answer, **options} for gold, answer in new]
-        fresh = {pair: _verdict(outcome) for pair, outcome in zip(new, self._ask(tasks, seconds), strict=True)}
+        outcomes = self._pool.run(tasks, seconds=seconds)
+        fresh = {pair: _verdict(outcome) for pair, outcome in zip(new, outcomes, strict=True)}
         # What failed is not the answer's doing, and may go well the next time.
         self._verdicts.remember({pair: v for pair, v in fresh.items() if v not in ("failed", "late")})
         return {**graded, **fresh}
 
     def _quick(self, pair: Pair, check: bool) -> bool | None:
+        """Whether a pair of normal forms is right; None where a worker has to be asked."""
         gold, answer = pair
         if not check and same_text(text_form(gold), text_form(answer)):
             return True
         right = same_parts(gold, answer)
         if right is None:
             right = quick_verdict(gold, answer, any_case="case" not in self.refused)
-        says_nothing = right is None and (refused_reading(answer) or refused_reading(gold))
-        return False if says_nothing or (right is None and (hedged(*pair) or primes_differ(*pair))) else right
+        if right is not None:
+            return right
+        says_nothing = refused_reading(answer) or refused_reading(gold)
+        return False if says_nothing or hedged(*pair) or primes_differ(*pair) else None
 
 
 def _check_rules(rules: str, answer_in: str | None, allow: Collection[str] | None) -> None:
     """Raises ValueError for unknown rules or an unknown place, or what ``plain`` leaves no choice about."""
-    if rules not in ("full", "plain"):
-        raise ValueError(f"math_verify: rules must be 'full' or 'plain', got {rules!r}.")
-    if answer_in is not None:
-        check_where("math_verify", answer_in, get_args(MathAnswerIn))
+    check_choice("math_verify", "rules", rules, Rules)
+    check_choice("math_verify", "answer_in", "box" if answer_in is None else answer_in, MathAnswerIn)
     if rules == "plain" and (allow is not None or answer_in not in (None, "anywhere", "auto")):
         given = "allow" if allow is not None else f"answer_in: {answer_in}"
         raise ValueError(f"math_verify: rules: plain is Math-Verify as it is. Leave {given} out, or take rules: full.")
 
 
 def _verdict(outcome: Outcome) -> Verdict:
-    if outcome.status == "over_budget":
-        return "late"
-    if outcome.status == "timeout" or outcome.failed:
-        return "failed" if outcome.failed else "timeout"
+    if outcome.status != "ok":
+        return "failed" if outcome.failed else "timeout" if outcome.status == "timeout" else "late"
     if outcome.value.get("misread") and outcome.value.get("verdict"):
         return "misread"
     # If grading fails, also because memory ran out, the answer is wrong.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import math
 import os
@@ -24,18 +23,9 @@ def load(target: str) -> Callable[..., Any]:
     """The function of ``module:name``, ``module.name`` or ``/path/of/file.py:name``."""
     if target.startswith("/"):
         path, _, name = target.rpartition(":")
-        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    else:
-        where, _, name = target.replace(":", ".").rpartition(".")
-        module = importlib.import_module(where)
-    function = getattr(module, name)
-    if not callable(function):
-        raise TypeError(f"{target} is a {type(function).__name__}, not a function")
-    return function
+        return runpy.run_path(path)[name]
+    where, _, name = target.replace(":", ".").rpartition(".")
+    return getattr(importlib.import_module(where), name)
 
 
 def signature_and_version(function: Callable[..., Any]) -> dict[str, Any]:

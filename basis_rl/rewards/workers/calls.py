@@ -73,15 +73,9 @@ class Calls:
         worker = Path(__file__).with_name("call_worker.py")
         # -P keeps the script's folder off sys.path, where its modules would shadow packages of the same name.
         command = [sys.executable, "-P", str(worker), target, str(timeout), str(int(memory_bytes))]
-        policy = Policy(
-            memory_bytes=int(memory_bytes) + _IMPORT_BYTES,
-            file_bytes=_FOLDER_BYTES,
-            processes=_THREADS,
-            readable=python_paths(),
-            folder_bytes=_FOLDER_BYTES,
-        )
+        policy = worker_policy(int(memory_bytes) + _IMPORT_BYTES, _THREADS) if shut_in else None
         wall = WALL_CLOCK * timeout if wall_timeout is None else wall_timeout
-        self._pool = WorkerPool(command, num_workers, wall, cpu_timeout=timeout, policy=policy if shut_in else None)
+        self._pool = WorkerPool(command, num_workers, wall, cpu_timeout=timeout, policy=policy)
         self._what = f"The reward function '{Path(target).name}'"
         self._failures = FailureMonitor(name=self._what)
 
@@ -117,7 +111,7 @@ class Calls:
             FunctionError: see `on_error`.
             RewardInfrastructureError: too many of the recent calls failed (`FailureMonitor`).
         """
-        outcomes = self._pool.run([{"args": list(args), "kwargs": kwargs} for args, kwargs in calls]) if calls else []
+        outcomes = self._pool.run([{"args": list(args), "kwargs": kwargs} for args, kwargs in calls])
         endings = [_ending(outcome) for outcome in outcomes]
         count = Counter(endings)
         why = ", ".join(sorted({outcome.status for outcome in outcomes if outcome.failed}))
@@ -138,6 +132,17 @@ class Calls:
         self._pool.close()
 
 
+def worker_policy(memory_bytes: int, processes: int) -> Policy:
+    """What a worker in a sandbox may do: read what Python reads, and write into its temporary folder."""
+    return Policy(
+        memory_bytes=memory_bytes,
+        file_bytes=_FOLDER_BYTES,
+        folder_bytes=_FOLDER_BYTES,
+        processes=processes,
+        readable=python_paths(),
+    )
+
+
 def trl_signature(columns: Sequence[str]) -> inspect.Signature:
     """The signature of a reward function that reads these columns, which the trainer's checks inspect."""
     known = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("prompts", "completions")]
@@ -145,13 +150,17 @@ def trl_signature(columns: Sequence[str]) -> inspect.Signature:
     return inspect.Signature([*known, *read, inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)])
 
 
-def check_limits(reward: str, num_workers: Any, timeout: Any, memory_bytes: Any) -> None:
+def check_limits(
+    reward: str, num_workers: Any, timeout: Any, memory_bytes: Any, batch_timeout: float | None = None
+) -> None:
     """Refuse limits that would not limit anything.
 
     Raises:
-        ValueError: `num_workers` below 1, or no positive `timeout` or `memory_bytes`.
+        ValueError: `num_workers` below 1, or one of the others that is not positive.
     """
     numbers = all(isinstance(value, (int, float)) for value in (num_workers, timeout, memory_bytes))
+    if batch_timeout is not None and batch_timeout <= 0:
+        raise ValueError(f"{reward}: needs batch_timeout > 0 (seconds), or None for no limit, got {batch_timeout}.")
     if not numbers or num_workers < 1 or num_workers != int(num_workers) or timeout <= 0 or memory_bytes <= 0:
         raise ValueError(
             f"{reward}: needs a whole num_workers >= 1, timeout > 0 (seconds) and memory_bytes > 0, got "

@@ -24,6 +24,9 @@ _START_ATTEMPTS = 4
 # Attempts for a task whose worker dies; more if it was killed from outside, which says less about the task.
 _ATTEMPTS = 2
 _ATTEMPTS_IF_KILLED = 5
+# Tasks, and bytes of resident memory, after which a worker is replaced, since what it calls may leak.
+_MOST_TASKS = 5000
+_MOST_GROWTH = 1 << 30
 
 Status = Literal["ok", "timeout", "crashed", "starved", "late", "over_budget"]
 
@@ -68,7 +71,7 @@ class WorkerPool:
     tried once more on a fresh one. Safe to call from any thread, one batch at a time. Workers are started by
     subprocess, never by a fork of this process, which may hold CUDA and many threads.
 
-    With `cpu_timeout`, a hard task is ended by its CPU time, and the wall-clock limit is the fallback: if a task
+    A hard task is ended by its CPU time, and the wall-clock limit is the fallback: if a task
     reaches it because its worker slept, that is a ``timeout``; if not, the machine was busy, and the task is tried once
     more. n tasks take at most ``2 * ceil(n / size) * timeout`` seconds and 2 startups (120 s each at most), whatever
     they do.
@@ -77,14 +80,9 @@ class WorkerPool:
         command: how to start a worker; it speaks the protocol of `basis_rl.rewards.workers.serve_tasks`.
         size: number of processes. They start with the first batch, unless `start` is called before.
         timeout: seconds for a task, wall clock.
-        cpu_timeout: seconds of CPU time after which the worker ends itself by SIGPROF; None: it does not.
+        cpu_timeout: seconds of CPU time after which the worker ends itself by SIGPROF.
         policy: what a worker may do (`basis_rl.sandbox`), each in a temporary folder of its own, which is removed with
             it. None: no sandbox.
-        max_tasks: a worker is replaced after this many tasks.
-        max_growth: a worker is replaced when its resident memory has grown by this many bytes.
-
-    Raises:
-        ValueError: no worker, or a limit that is not positive.
     """
 
     def __init__(
@@ -93,30 +91,21 @@ class WorkerPool:
         size: int,
         timeout: float,
         *,
-        cpu_timeout: float | None = None,
+        cpu_timeout: float,
         policy: Policy | None = None,
-        max_tasks: int = 5000,
-        max_growth: int = 1 << 30,
     ) -> None:
-        if min(size, timeout, max_tasks, max_growth, 1 if cpu_timeout is None else cpu_timeout) <= 0:
-            raise ValueError(
-                "WorkerPool needs size, timeout, cpu_timeout, max_tasks and max_growth above 0, got "
-                f"{size}, {timeout}, {cpu_timeout}, {max_tasks}, {max_growth}."
-            )
         self.command = list(command)
         self.size = size
         self.timeout = timeout
         self.cpu_timeout = cpu_timeout
         self.policy = policy
-        self.max_tasks = max_tasks
-        self.max_growth = max_growth
         self._own()
 
     def _own(self) -> None:
         self._owner = os.getpid()
         self._workers: list[Worker] = []
         self._lock = threading.Lock()
-        self._finalizer = weakref.finalize(self, _close_all, self._workers, self._owner)
+        weakref.finalize(self, _close_all, self._workers, self._owner)
 
     def _own_if_forked(self) -> None:
         """After a fork, workers, lock and sockets are those of the other process."""
@@ -134,6 +123,8 @@ class WorkerPool:
         Raises:
             RewardInfrastructureError: no worker can be started, several attempts in a row.
         """
+        if not tasks:
+            return []
         self._own_if_forked()
         with self._lock:
             return _Batch(self, tasks, seconds).run()
@@ -148,21 +139,13 @@ class WorkerPool:
     def close(self) -> None:
         """End all workers. The next `run` starts new ones."""
         with self._lock:
-            self._end()
-
-    def _end(self) -> None:
-        _close_all(self._workers, self._owner)
+            _close_all(self._workers, self._owner)
 
 
 class _Batch:
     """One call of `WorkerPool.run`: the tasks that wait, and what became of each."""
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        tasks: Sequence[dict[str, Any]],
-        seconds: float | None,
-    ) -> None:
+    def __init__(self, pool: WorkerPool, tasks: Sequence[dict[str, Any]], seconds: float | None) -> None:
         self.pool = pool
         self.tasks = tasks
         self.queue = deque(range(len(tasks)))
@@ -187,7 +170,7 @@ class _Batch:
                 self._wait()
         except BaseException:
             # Their sockets may hold half an answer to a task of this batch, which the next batch would read.
-            self.pool._end()
+            _close_all(self.pool._workers, self.pool._owner)
             raise
         return [self.outcomes[i] for i in range(len(self.tasks))]
 
@@ -208,10 +191,10 @@ class _Batch:
                 worker.dispatch(index, self.tasks[index], self.pool.timeout)
 
     def _worn_out(self, worker: Worker) -> bool:
-        """Whether a worker has exited, or has passed `max_tasks` or `max_growth`."""
+        """Whether a worker has exited, has done many tasks, or has grown much."""
         ended = worker.ready and worker.process.poll() is not None
         growth = resident_bytes(worker.pid) - worker.bytes_at_start
-        return ended or worker.tasks >= self.pool.max_tasks or growth > self.pool.max_growth
+        return ended or worker.tasks >= _MOST_TASKS or growth > _MOST_GROWTH
 
     def _wait(self) -> None:
         busy = [worker for worker in self.pool._workers if worker.task is not None or not worker.ready]
@@ -246,12 +229,12 @@ class _Batch:
         if not worker.ready:
             self._start_failed(worker.last_words())
         elif worker.task is not None and expired:
-            if self.pool.cpu_timeout is None or worker.slept():
+            if worker.slept():
                 self.outcomes[worker.task] = Outcome("timeout", {})
             else:
                 self._again(worker.task, "starved", _ATTEMPTS)
         elif worker.task is not None:
-            if code == -signal.SIGPROF and self.pool.cpu_timeout is not None:
+            if code == -signal.SIGPROF:
                 self.outcomes[worker.task] = Outcome("timeout", {})
             else:
                 # SIGKILL comes from outside, such as the kernel's OOM killer: a task that takes too much memory gets a

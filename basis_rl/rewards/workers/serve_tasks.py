@@ -49,6 +49,7 @@ def serve_tasks(
     os.close(null)
     os.dup2(2, 1)
     logging.disable(logging.CRITICAL)
+    # A worker that SIGPROF ends would otherwise leave a core dump where these are on.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if start is not None:
         start()
@@ -62,8 +63,6 @@ def serve_tasks(
         _clock(cpu_seconds)
         try:
             result = answer(task)
-        except MemoryError:
-            result = {"error": "out of memory"}
         except Exception as error:
             result = {"error": f"{type(error).__name__}: {error}"[:200]}
         _clock(None)

@@ -126,7 +126,7 @@ def test_tests_and_the_functions_name_in_columns_of_their_own():
     assert reward.check_golds([cell, cell, "irrelevant"], ["join", None, "join"]) == [1, 2]
     check = "def check(candidate):\n    assert candidate(1, 2) == 3"
     assert reward.check_golds([check, check, f"{check}\ncheck(join)"], ["join", None, None]) == [1]
-    with pytest.raises(ValueError, match="no column 'tests'"):
+    with pytest.raises(KeyError, match="tests"):
         reward([], [text], solution=["x"], name=["join"])
 
 
@@ -141,7 +141,7 @@ def test_a_sandbox_that_breaks_down_ends_the_run(monkeypatch):
 
 
 def test_a_machine_without_isolation_is_refused(monkeypatch):
-    monkeypatch.setattr(code_reward, "isolation", lambda: Isolation.by(["rlimits"]))
+    monkeypatch.setattr(code_reward, "isolation", lambda: Isolation(["rlimits"]))
     with pytest.raises(ValueError, match=r"cannot shut in what a model writes.*allow_unsafe"):
         CodeReward()
     assert CodeReward(allow_unsafe=True).partial is False
@@ -286,11 +286,9 @@ def test_forms_of_tests():
     functional = [{"input": "1", "output": "2", "testtype": "functional"}]
     assert parse_tests([{**functional[0], "metadata": {"func_name": "f"}}]) == called
     assert parse_tests(functional, '{"func_name": "f"}') == called
-    with pytest.raises(ValueError, match="whose name"):
-        parse_tests(functional)
+    assert parse_tests(functional) == []
     for bad in ("", "[]", "{}", "not json", [1], {"inputs": ["1"], "outputs": []}, None, 3, "[" * 100_000):
-        with pytest.raises(ValueError, match=r"tests|JSON|outputs"):
-            parse_tests(bad)
+        assert parse_tests(bad) == []
 
 
 def test_chosen_tests_are_spread_and_have_the_last():

@@ -63,7 +63,7 @@ def test_an_answer_that_nobody_finds_is_wrong_and_counted(made):
 @pytest.mark.parametrize(("status", "score"), [("timeout", 0.0), ("crashed", None), ("over_budget", None)])
 def test_extraction_that_does_not_end_is_wrong_or_not_scored(made, monkeypatch, status, score):
     anywhere = made(answer_in="anywhere")
-    monkeypatch.setattr(anywhere, "_ask", lambda tasks, seconds: [Outcome(status, {}) for _ in tasks])
+    monkeypatch.setattr(anywhere._pool, "run", lambda tasks, seconds: [Outcome(status, {}) for _ in tasks])
     logged = {}
     assert anywhere([], ["It is 4."], solution=["4"], log_metric=logged.__setitem__) == [score]
     assert sum(logged[f"reward/{name}"] for name in ("timeout", "infrastructure", "over_budget")) == 1.0

@@ -108,7 +108,7 @@ def test_what_is_over_the_budget_of_its_batch_is_not_scored_counted_and_said_and
     assert given["seconds"] == broken.batch_timeout == 300.0
     assert metrics["reward/over_budget"] == 19 / 20
     assert metrics["reward/infrastructure"] == metrics["reward/timeout"] == 0
-    assert "19 of 20 rollouts was not done in batch_timeout (300 s)" in caplog.text
+    assert "19 of 20 rollouts were not done in batch_timeout (300 s)" in caplog.text
     assert broken([], answers[:2], ["y"] * 2) == [1.0, 1.0]  # nothing of it was remembered
     broken.check_golds(["x_1"])
     assert given["seconds"] is None

@@ -148,7 +148,7 @@ def test_started_workers_are_ready_when_the_first_task_comes(monkeypatch):
 
 
 def test_what_keeps_a_worker_from_starting_is_told_by_the_first_batch():
-    workers = WorkerPool(["/no/such/program"], 1, 5.0)
+    workers = WorkerPool(["/no/such/program"], 1, 5.0, cpu_timeout=1.0)
     workers.start()
     with pytest.raises(RewardInfrastructureError, match="No such file"):
         workers.run([{}])
@@ -326,12 +326,15 @@ for line in sys.stdin:
     assert outcomes[2].value == {"fine": True}
 
 
-def test_workers_are_replaced_when_they_are_old_or_fat():
-    workers = make(size=1, max_tasks=5)
+def test_workers_are_replaced_when_they_are_old_or_fat(monkeypatch):
+    monkeypatch.setattr(pool, "_MOST_TASKS", 5)
+    workers = make(size=1)
     pids = numbers(workers.run([{"n": i} for i in range(20)]))
     assert pids == list(range(20))
     assert workers._workers[0].tasks <= 5
-    workers = make(size=1, max_growth=30 << 20)
+    monkeypatch.setattr(pool, "_MOST_TASKS", 5000)
+    monkeypatch.setattr(pool, "_MOST_GROWTH", 30 << 20)
+    workers = make(size=1)
     held = [outcome.value["held"] for outcome in workers.run([{"bytes": 4 << 20} for _ in range(40)])]
     assert max(held) <= 80 << 20
     assert sum(held[i] < held[i - 1] for i in range(1, 40)) >= 2
@@ -411,12 +414,13 @@ def test_nothing_outlives_the_trainer(how, tmp_path):
     wait_until(lambda: all(map(gone, pids)) and not list(tmp_path.glob("basis_rl_worker_*")))
 
 
-def test_starts_that_all_fail_end_the_run_and_those_that_fail_now_and_then_do_not(tmp_path):
+def test_starts_that_all_fail_end_the_run_and_those_that_fail_now_and_then_do_not(tmp_path, monkeypatch):
     with pytest.raises(RewardInfrastructureError, match=r"(?s)4 attempts failed.*no such module"):
         make(worker="raise SystemExit('no such module')", shut_in=False).run([{"n": 1}])
     log = tmp_path / "starts"
     code = f"import os, sys\nopen({str(log)!r}, 'a').write('x')\nif os.path.getsize({str(log)!r}) % 3: sys.exit(1)\n"
-    workers = make(size=1, worker=code + WORKER, shut_in=False, max_tasks=1)  # six fail in all, but never four in a row
+    monkeypatch.setattr(pool, "_MOST_TASKS", 1)
+    workers = make(size=1, worker=code + WORKER, shut_in=False)  # six fail in all, but never four in a row
     assert numbers(workers.run([{"n": i} for i in range(3)])) == [0, 1, 2]
     assert log.stat().st_size == 9
 
@@ -425,7 +429,7 @@ def test_starts_that_all_fail_end_the_run_and_those_that_fail_now_and_then_do_no
 def test_workers_need_no_namespaces(files, monkeypatch):
     if files not in isolation().mechanisms and files != "landlock 1":
         pytest.skip("an older kernel")
-    given = Isolation.by(["rlimits", "no_new_privs", files, "seccomp"])
+    given = Isolation(["rlimits", "no_new_privs", files, "seccomp"])
     monkeypatch.setattr("basis_rl.sandbox.policy.isolation", lambda: given)
     workers = make(cpu_timeout=0.5)
     names = {"signal": "os.kill(os.getppid(), 0)", "fork": "os.fork()",
@@ -527,8 +531,3 @@ def test_a_worker_that_waits_for_work_is_not_asleep_over_a_task():
     first = workers._workers[0]
     time.sleep(1.1)  # a task that slept so long would be ended by the worker's own clock
     assert first.process.poll() is None
-
-
-def test_parameters_out_of_range():
-    with pytest.raises(ValueError, match="above 0"):
-        WorkerPool(["true"], 1, 1.0, cpu_timeout=0.0)
