@@ -14,16 +14,12 @@ from basis_rl.baselines.base import (
     scorable_rows,
 )
 from basis_rl.baselines.basis import Basis
-from basis_rl.baselines.batch import BatchMean, NoBaseline, WReinforce
 from basis_rl.baselines.bv_blend import BVBlend
-from basis_rl.baselines.gdpo import Gdpo
-from basis_rl.baselines.group import DrGrpo, Grpo, MaxRl, Quantile, Rloo
+from basis_rl.baselines.group import DrGrpo, Gdpo, Grpo, MaxRl, PassAtK, Quantile, Rloo
 from basis_rl.baselines.history import BasisHistory
 from basis_rl.baselines.least_variance import LeastVariance
-from basis_rl.baselines.pass_at_k import PassAtK
 from basis_rl.baselines.ppo import Ppo
-from basis_rl.baselines.reinforce import ReinforcePP, ReinforcePPBaseline
-from basis_rl.baselines.remax import ReMax
+from basis_rl.baselines.reinforce import BatchMean, NoBaseline, ReinforcePP, ReinforcePPBaseline, ReMax, WReinforce
 from basis_rl.baselines.shrinkage import Ebpo, JamesStein
 from basis_rl.baselines.spo import Spo
 from basis_rl.baselines.token import EnergyBaseline, IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline

@@ -128,7 +128,7 @@ class LearnedBaseline(Baseline):
         reads_hidden_states: whether the module is called with ``hidden_states=(B, T, H)``, the policy's last hidden
             states before each completion token, detached; else with ``input_ids`` and ``attention_mask``, ``(B, L)``,
             of prompt and completion, and ``tokens=T``, how many of the last columns are the completion. Where its
-            `forward` takes ``packing`` and ``position_ids`` as that of `basis_rl.baselines.critic.ValueModel` does, and
+            `forward` takes ``packing`` and ``position_ids`` as that of `basis_rl.baselines.ppo.ValueModel` does, and
             its ``backbone`` allows it, rows come without padding. An object's own may depend on its parameters.
     """
 

@@ -1,4 +1,4 @@
-"""Baselines from the rollouts of the same prompt. All need at least two of them."""
+"""Baselines that compare the rollouts of one prompt with each other. All need at least two of them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import CenterScale
-from basis_rl.functional.segments import group_mean, group_std, leave_one_out_mean
+from basis_rl.baselines.base import Baseline, CenterScale, scorable_rows
+from basis_rl.functional.segments import group_mean, group_std, leave_one_out_mean, segment_count
 from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch
 
 Over = Literal["group", "batch"]
+Form = Literal["analytic", "leave_one_out"]
 
 
 class DrGrpo(CenterScale):
@@ -142,3 +143,119 @@ class MaxRl(DrGrpo):
         mean = group_mean(rewards, group_ids)
         negative = group_mean((rewards < 0).double(), group_ids) > 0
         return torch.where(mean > 0, mean, torch.inf).where(~negative, torch.nan)
+
+
+class Gdpo(Baseline):
+    """``A = (S - mean S) / (std S + eps)``, ``S_i = sum_f w_f (r_if - m_gf) / (s_gf + eps)`` (arXiv:2601.05242).
+
+    Mean ``m_gf`` and deviation ``s_gf`` (ddof = 1) of each reward function over the prompt's rollouts, then mean and
+    deviation of the weighted sum over the batch; ``eps = 1e-4``. GRPO normalises the sum of the rewards, so that
+    different combinations with one sum become one advantage. It is TRL's
+    ``multi_objective_aggregation="normalize_then_sum"``. A reward that does not vary within the group adds nothing, a
+    function that did not score the rollout neither. The reported baseline is the group's mean of the total reward.
+
+    Departure from TRL: a group with fewer than two scored rollouts gets ``A = 0``, and takes no part in the batch's
+    mean and deviation.
+
+    Metric: ``undefined``, the share of such rows among the scored ones.
+    """
+
+    requires = frozenset({"reward_parts"})
+    min_group_size: int = 2
+    uses_own_reward: bool = True
+    scales: bool = True
+    eps: float = 1e-4
+
+    def advantages(self, batch: RolloutBatch) -> Advantages:
+        assert batch.reward_parts is not None
+        assert batch.reward_weights is not None
+        groups = batch.group_ids.cpu()
+        scorable = scorable_rows(batch)
+        rewards = batch.rewards.double().cpu().masked_fill(~scorable, torch.nan)
+        served = scorable & (segment_count(rewards, groups) >= self.min_group_size)
+        total = torch.zeros_like(rewards)
+        for part, weight in zip(batch.reward_parts.double().cpu().T, batch.reward_weights.tolist(), strict=True):
+            own = part.masked_fill(~scorable, torch.nan)
+            scaled = (own - group_mean(own, groups)) / (group_std(own, groups) + self.eps)
+            total = total + weight * torch.nan_to_num(scaled, nan=0.0)
+        # Two zeros where nobody is served, since the mean and deviation of nothing are NaN.
+        counted = total[served] if bool(served.any()) else total.new_zeros(2)
+        values = torch.where(served, (total - counted.mean()) / (counted.std() + self.eps), 0.0)
+        share = float((scorable & ~served).sum() / scorable.sum().clamp(min=1))
+        baseline = torch.nan_to_num(group_mean(rewards, groups), nan=0.0)
+        return Advantages(values=values, baseline=baseline, metrics={"undefined": share})
+
+
+class PassAtK(CenterScale):
+    """Advantages under which training raises pass@k, the chance that one of k rollouts is right.
+
+    ``form="analytic"`` (Chen et al. 2025, arXiv:2508.10751): with c of the group's n rollouts right, pass@k of all
+    subsets of k has the mean ``rho = 1 - C(n-c, k) / C(n, k)`` and the deviation ``sigma = sqrt(rho (1 - rho))``, and a
+    rollout gets the mean over the subsets that hold it::
+
+        A_right = (1 - rho) / (sigma + eps)
+        A_wrong = (1 - rho - C(n-c-1, k-1) / C(n-1, k-1)) / (sigma + eps)          eps = 1e-6
+
+    It needs ``n > k``: with n = k the only subset is the group, and every advantage is 0. A rollout is right if its
+    reward is above `threshold`.
+
+    ``form="leave_one_out"`` (Tang et al. 2025, arXiv:2503.19595): k is the number of the group's rollouts, and a
+    rollout gets what the best reward loses without it, ``A_i = max_j r_j - max_{j != i} r_j``: the best one its lead
+    over the second, the others 0. No scaling. It is unbiased for ``E[max]``, for any reward.
+
+    With KL in the reward, ``r`` is the return in ``leave_one_out``. ``analytic`` refuses it: only which side of the
+    threshold a reward is on counts, so that the penalty would do nothing, or make a right rollout wrong.
+
+    Args:
+        k: size of the set, >= 1 (``analytic`` only).
+        form: see above.
+        threshold: in reward units (``analytic`` only).
+
+    Raises:
+        ValueError: a parameter out of its range.
+    """
+
+    uses_own_reward: bool = True
+    # Of the default form and k, as the next one.
+    min_group_size: int = 3
+    reads_kl: bool = False
+    scales: bool = True
+
+    def __init__(self, k: int = 2, form: Form = "analytic", threshold: float = 0.5) -> None:
+        check_choice("pass_at_k", "form", form, Form)
+        if k < 1:
+            raise ValueError(f"pass_at_k: k must be at least 1, got {k}.")
+        self.k = k
+        self.form = form
+        self.threshold = threshold
+        self.min_group_size = k + 1 if form == "analytic" else 2
+        self.reads_kl = form == "leave_one_out"
+        self.scales = form == "analytic"
+
+    def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        """``r_i - A_i``, so that what is left is the advantage."""
+        values = torch.full_like(rewards, torch.nan)
+        for group in group_ids.unique():
+            rows = ((group_ids == group) & ~rewards.isnan()).nonzero().flatten()
+            if len(rows) >= self.min_group_size:
+                values[rows] = self._analytic(rewards[rows]) if self.form == "analytic" else _leads(rewards[rows])
+        return rewards - values
+
+    def _analytic(self, rewards: Tensor) -> Tensor:
+        right = rewards > self.threshold
+        n = len(rewards)
+        c = int(right.sum())
+        k = self.k
+        # 1 - rho.
+        fails = math.comb(n - c, k) / math.comb(n, k)
+        others_fail = math.comb(n - c - 1, k - 1) / math.comb(n - 1, k - 1) if c < n else 0.0
+        sigma = math.sqrt(fails * (1 - fails)) + 1e-6
+        return torch.where(right, fails / sigma, (fails - others_fail) / sigma).to(rewards)
+
+
+def _leads(rewards: Tensor) -> Tensor:
+    """``max_j r_j - max_{j != i} r_j``, of one group."""
+    best = rewards.topk(2)
+    lead = torch.zeros_like(rewards)
+    lead[best.indices[0]] = best.values[0] - best.values[1]
+    return lead

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from basis_rl.baselines.critic import ValueHead, ValueModel, load_value_model, value_model_parameters
+from basis_rl.baselines.ppo import ValueHead, ValueModel, load_value_model, value_model_parameters
 from tests.support.tiny import tiny_tokenizer
 
 IDS = torch.randint(20, 200, (2, 9), generator=torch.Generator().manual_seed(1))
