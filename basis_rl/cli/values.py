@@ -27,15 +27,16 @@ from basis_rl.run.artefacts import METADATA
 from basis_rl.trainer.plan import Plan, check_kwargs, check_temperature, check_with_model, sampling_of, with_data
 from basis_rl.values import ValueTable
 from basis_rl.values.build import TablePlan, build_table, merge_shards, use_first_day
-from basis_rl.values.kept import KeptSource, kept_folder
 from basis_rl.values.shards import Shards, begun
 from basis_rl.values.sources import (
+    KeptSource,
     ModelSource,
     ServerSource,
     Source,
     addresses,
     check_served,
     ends_of,
+    kept_folder,
     load_model,
 )
 from basis_rl.values.table import KIND
@@ -131,7 +132,7 @@ class Job:
         return 0
 
     @contextmanager
-    def _source(self) -> Iterator[Source | KeptSource]:
+    def _source(self) -> Iterator[Source]:
         if self.kept is not None:
             yield self.kept
             return

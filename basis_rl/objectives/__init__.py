@@ -7,8 +7,7 @@ from typing import Any
 
 from basis_rl.functional.objectives import AGGREGATIONS, Aggregation
 from basis_rl.objectives.base import LossInputs, LossOutputs, LossSettings, Objective, TrlObjective, objective
-from basis_rl.objectives.gpg import gpg
-from basis_rl.objectives.gspo import gspo_token
+from basis_rl.objectives.own import gpg, gspo_token
 from basis_rl.registry import find
 
 __all__ = [

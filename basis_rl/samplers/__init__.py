@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from basis_rl.registry import build, name_of
-from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief, WeightedSampler
+from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief
+from basis_rl.samplers.draws import DropSolved, Frontier, SpoWeights, Thompson, Uniform, Variance, WeightedSampler
 from basis_rl.samplers.dynamic import DRAWING, Dynamic
-from basis_rl.samplers.thompson import Thompson
-from basis_rl.samplers.uniform import Uniform
-from basis_rl.samplers.weighted import DropSolved, Frontier, SpoWeights, Variance
 
 __all__ = [
     "SAMPLERS",

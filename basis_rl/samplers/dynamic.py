@@ -10,9 +10,7 @@ from torch import Tensor
 
 from basis_rl.registry import build
 from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief
-from basis_rl.samplers.thompson import Thompson
-from basis_rl.samplers.uniform import Uniform
-from basis_rl.samplers.weighted import DropSolved, Frontier, SpoWeights, Variance
+from basis_rl.samplers.draws import DropSolved, Frontier, SpoWeights, Thompson, Uniform, Variance
 
 # What draws the prompts whose groups may be drawn again.
 DRAWING: dict[str, type[PromptSampler]] = {

@@ -23,10 +23,9 @@ from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.identity import ID_SCHEME
 from basis_rl.rewards.base import read_columns
 from basis_rl.rewards.call import call
-from basis_rl.values.kept import KeptSource, pack
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
 from basis_rl.values.shards import Record, Shards, begun
-from basis_rl.values.sources import Source, ahead
+from basis_rl.values.sources import Source, ahead, pack
 from basis_rl.values.table import ValueTable
 
 # Prompts whose rollouts the reward functions get in one call.
@@ -132,7 +131,7 @@ def use_first_day(known: Mapping[str, Any]) -> None:
 
 
 def build_table(
-    source: Source | KeptSource, plan: TablePlan, folder: Path | None = None, shard: tuple[int, int] = (0, 1)
+    source: Source, plan: TablePlan, folder: Path | None = None, shard: tuple[int, int] = (0, 1)
 ) -> ValueTable | None:
     """Rewards of each prompt's rollouts, with their provenance; what an earlier call finished is not repeated.
 
@@ -192,7 +191,7 @@ def merge_shards(plan: TablePlan, shards: Shards, fingerprints: dict[str, str]) 
 class _Build:
     """One process's part of a build."""
 
-    def __init__(self, source: Source | KeptSource, plan: TablePlan, shards: Shards) -> None:
+    def __init__(self, source: Source, plan: TablePlan, shards: Shards) -> None:
         self.source = source
         self.plan = plan
         self.shards = shards

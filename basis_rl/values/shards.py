@@ -29,7 +29,7 @@ class Record:
         rewards: one for each rollout, NaN where it could not be scored.
         tokens: of all completions together.
         truncated: completions that were cut off.
-        rollouts: the prompt and its rollouts, compressed (`basis_rl.values.kept`); None where they are not kept.
+        rollouts: prompt and rollouts, compressed (`basis_rl.values.sources.pack`); None where they are not kept.
     """
 
     prompt_id: str
