@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, check_state_keys, where_scorable, with_room
-from basis_rl.baselines.reward_range import RewardRange
+from basis_rl.baselines.base import check_state_keys, where_scorable, with_room
+from basis_rl.baselines.reward_range import TableBelief
 from basis_rl.baselines.text_prior import NO_TEXTS, TextPrior
 from basis_rl.functional.history import (
     beta_update,
@@ -32,12 +32,13 @@ from basis_rl.values.table import ValueTable
 
 Prior = Literal["flat", "text"]
 Belief = Literal["beta", "gaussian"]
+# Variance of the shift before the first reward: so wide that only the grid bounds it.
 _UNKNOWN_SHIFT = 100.0
 # Weights of the drifts remember about 1 / (1 - 0.97) = 33 batches: a run may stand still first and move later.
 _FORGETTING = 0.97
 
 
-class BasisHistory(Baseline):
+class BasisHistory(TableBelief):
     """``A_i = r_i - V_i``, ``V_i`` from a belief about prompt i that every reward of the run has sharpened.
 
     Each prompt has a belief with mean ``m_i`` and variance ``v_i`` about the logit of its value, from the table's
@@ -105,22 +106,19 @@ class BasisHistory(Baseline):
         check_choice("basis_history", "belief", belief, Belief)
         if not 0 <= lcb < math.inf:
             raise ValueError(f"basis_history: lcb must be at least 0 and finite, got {lcb}.")
+        super().__init__("basis_history", values, accept_mismatch, fixed_range)
         self.prior = prior
         self.belief = belief
         self.lcb = lcb
         self.text_prior = TextPrior(prior_variance) if prior == "text" else None
         self.requires = frozenset({"prompt_texts"} if prior == "text" else ())
-        self.values = values if isinstance(values, ValueTable) or values is None else ValueTable.load(values)
         self.smoothing = smoothing
         self.epsilon = epsilon
-        self.accept_mismatch = accept_mismatch
         self.drift = drift
         self.drifts = drift_grid() if isinstance(drift, str) else torch.tensor([drift], dtype=torch.float64)
         self.log_weights = torch.full_like(self.drifts, -math.log(len(self.drifts)))
         self.shift_drift = shift_drift
         self.prior_variance = prior_variance
-        self.fixed_range = fixed_range
-        self.range = RewardRange("basis_history", fixed_range, self.values.reward_range if self.values else None)
         self.shifts = shift_grid()
         self.shift_mean = 0.0
         self.shift_variance = _UNKNOWN_SHIFT
@@ -128,15 +126,14 @@ class BasisHistory(Baseline):
         prompt_ids = self.values.prompt_ids if self.values else []
         mean = variance = torch.zeros(len(prompt_ids), dtype=torch.float64)
         if self.values is not None:
-            p = self.values.tilt(self.values.prompt_ids, smoothing)(torch.tensor([torch.inf]))[0][0]
-            rollouts = torch.tensor([float(len(self.values.rewards(i))) for i in self.values.prompt_ids]).double()
+            p = self.values.tilt(prompt_ids, smoothing)(torch.tensor([torch.inf]))[0][0]
             mean = torch.logit(p)
-            variance = 1.0 / ((rollouts + 2 * smoothing) * p * (1 - p))
+            variance = 1.0 / ((self.values.counts(prompt_ids) + 2 * smoothing) * p * (1 - p))
         drifts = len(self.drifts)
         self._set_beliefs(prompt_ids, mean.repeat(drifts, 1), variance.repeat(drifts, 1), torch.zeros(len(mean)))
 
     def _set_beliefs(self, prompt_ids: Sequence[str], mean: Tensor, variance: Tensor, last_seen: Tensor) -> None:
-        """Rows ``mean_d, variance_d, last_seen`` of one table, which a new prompt does not copy."""
+        """Fill the table, a row per prompt: ``mean_d, variance_d, last_seen``. It has spare rows (`with_room`)."""
         self._row = {prompt_id: row for row, prompt_id in enumerate(prompt_ids)}
         self._table = torch.cat([mean, variance, last_seen[None]]).double().T.contiguous()
 
@@ -147,7 +144,7 @@ class BasisHistory(Baseline):
 
     @property
     def variance(self) -> Tensor:
-        """``(D, P)``, when the prompts were last seen."""
+        """``(D, P)`` variances of these logits as they were when the prompts were last seen."""
         return self._table[: len(self._row), len(self.drifts) : -1].T
 
     @property
@@ -155,14 +152,8 @@ class BasisHistory(Baseline):
         """``(P,)`` float64, the step at which each prompt was seen last."""
         return self._table[: len(self._row), -1]
 
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        return self.range.span
-
     def validate(self, run: RunContext) -> None:
-        self.range.declare(run.reward_range)
-        if self.values is not None:
-            self.values.check(run, accept_mismatch=self.accept_mismatch)
+        super().validate(run)
         if self.text_prior is not None:
             self.text_prior.know(run.texts)
 
@@ -182,27 +173,23 @@ class BasisHistory(Baseline):
         variance[:, known] = own[len(self.drifts) : -1] + self.drifts[:, None] * age
         return mean, variance, known
 
-    def believed(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def believed(self, prompt_ids: Sequence[str], texts: Mapping[str, str] = NO_TEXTS) -> tuple[Tensor, Tensor]:
         """Mean and variance of the value of each prompt, in reward units. ``(P,), (P,)`` float64.
 
         ``x_i ~ N(m_i + s, v_i + u)`` under each drift, s and u being mean and variance of the shift: a mixture over the
         drifts, ``V_i = sum_d w_d E[sigmoid(x_i^(d))]``. A prompt without a belief of its own has the prior.
         """
-        return self._believed(prompt_ids, NO_TEXTS)
-
-    def _believed(self, prompt_ids: Sequence[str], texts: Mapping[str, str]) -> tuple[Tensor, Tensor]:
         mean, variance, _ = self._belief(prompt_ids, texts)
         weights = self.log_weights.exp()
         mean = mean + self.shift_mean
-        common = self.shift_variance + self.shift_drift
-        # Whose own variance is not in its mean.
-        if self.belief == "beta":
-            values = expected_sigmoid(mean, torch.full_like(mean, common))
-            own = values * (1 - values) / (1 + 1 / (variance * values * (1 - values)))
-            inside = own + sigmoid_variance(mean, torch.full_like(mean, common))
-        else:
-            values = expected_sigmoid(mean, variance + common)
-            inside = sigmoid_variance(mean, variance + common)
+        common = torch.full_like(mean, self.shift_variance + self.shift_drift)
+        beta = self.belief == "beta"
+        logit_variance = common if beta else variance + common
+        values = expected_sigmoid(mean, logit_variance)
+        inside = sigmoid_variance(mean, logit_variance)
+        # A Beta's logit is that of its mean, so its own variance moves the value's variance alone.
+        if beta:
+            inside = inside + values * (1 - values) / (1 + 1 / (variance * values * (1 - values)))
         value = weights @ values
         # The law of total variance over the drifts.
         spread = weights @ (inside + values**2) - value**2
@@ -227,7 +214,7 @@ class BasisHistory(Baseline):
     def _values(
         self, prompt_ids: list[str], rewards: Tensor, mean: Tensor, variance: Tensor, likelihood: Tensor
     ) -> Tensor:
-        """``V_i^(d)``, told by all rewards but the own. ``(D, N)``."""
+        """``V_i^(d)`` given all rewards of the batch except the own. ``(D, N)``."""
         shift, uncertainty = leave_one_out_shift(likelihood, self._log_prior(), self.shifts)
         first = {prompt_id: k for k, prompt_id in reversed(list(enumerate(prompt_ids)))}
         index = torch.tensor([first[prompt_id] for prompt_id in prompt_ids], dtype=torch.long)
@@ -251,7 +238,7 @@ class BasisHistory(Baseline):
         shift, _ = shift_posterior(likelihood, self._log_prior(), self.shifts)
         baseline = self.range.unscaled(values)
         if self.lcb > 0:
-            lower = baseline - self.lcb * self._believed(batch.prompt_ids, texts)[1].sqrt()
+            lower = baseline - self.lcb * self.believed(batch.prompt_ids, texts)[1].sqrt()
             baseline = lower.clamp(min=self.reward_range[0])
         result = where_scorable(batch, batch.rewards.double().cpu() - baseline)
         metrics = {
@@ -347,17 +334,10 @@ class BasisHistory(Baseline):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_state_keys(self, state, self.state_dict())
-        if state["log_weights"].shape != self.log_weights.shape:
-            raise ValueError(
-                f"The state of BasisHistory was saved with {len(state['log_weights'])} candidates of the drift, not "
-                f"{len(self.drifts)}: give the `drift` that the run was started with."
-            )
-        if (state["text_prior"] is None) != (self.text_prior is None):
-            saved = "without" if state["text_prior"] is None else "with"
-            raise ValueError(
-                f"The state of BasisHistory was saved {saved} a prior from the text: give the `prior` that the run was "
-                "started with."
-            )
+        same_prior = (state["text_prior"] is None) == (self.text_prior is None)
+        if not same_prior or state["log_weights"].shape != self.log_weights.shape:
+            key = "drift" if same_prior else "prior"
+            raise ValueError(f"The state was saved with another `{key}`: give the one that the run was started with.")
         if self.text_prior is not None:
             self.text_prior.load_state_dict(state["text_prior"])
         self._set_beliefs(*(state[name] for name in ("prompt_ids", "mean", "variance", "last_seen")))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -73,10 +72,8 @@ class TablePlan:
 
     def __post_init__(self) -> None:
         if self.num_rollouts < 1 or not 0 <= self.early_exit < self.num_rollouts:
-            raise ValueError(
-                f"A value table needs at least one rollout per prompt and an early exit after fewer than all, got "
-                f"{self.num_rollouts} and {self.early_exit}."
-            )
+            given = f"{self.num_rollouts} and {self.early_exit}"
+            raise ValueError(f"A value table needs at least 1 rollout per prompt and early_exit below it, got {given}.")
         if len(set(self.ids)) < len(self.ids):
             twice = next(prompt_id for prompt_id in self.ids if self.ids.count(prompt_id) > 1)
             raise ValueError(f"The dataset has the prompt_id '{twice}' twice. Remove the duplicates.")
@@ -130,9 +127,7 @@ def use_first_day(known: Mapping[str, Any]) -> None:
     use_day(known.get("template_day") or template_day())
 
 
-def build_table(
-    source: Source, plan: TablePlan, folder: Path | None = None, shard: tuple[int, int] = (0, 1)
-) -> ValueTable | None:
+def build_table(source: Source, plan: TablePlan, folder: Path, shard: tuple[int, int] = (0, 1)) -> ValueTable | None:
     """Rewards of each prompt's rollouts, with their provenance; what an earlier call finished is not repeated.
 
     Prompts none of whose rollouts could be scored are left out, and counted in a line of output.
@@ -140,7 +135,7 @@ def build_table(
     Args:
         source: of the rollouts.
         plan: what to do.
-        folder: keeps what is finished; remove it when the table is saved. None: a temporary one.
+        folder: keeps what is finished; remove it when the table is saved.
         shard: ``(i, n)``: do the i-th of n parts, others are done by other processes with the same folder.
 
     Returns:
@@ -150,10 +145,7 @@ def build_table(
         ValueError: nothing at all could be scored, or the folder is that of another build.
         ServersLost: see `sample_servers`. What is finished is kept.
     """
-    if folder is None:
-        with tempfile.TemporaryDirectory() as temporary:
-            return build_table(source, plan, Path(temporary) / "table", shard)
-    # Before any prompt is rendered.
+    # Before any prompt is rendered, since a chat template may write the day into it.
     use_first_day(begun(folder))
     shards = Shards(folder, plan.identity(source.config, source.tokenizer, source.name))
     _Build(source, plan, shards).run(*shard)
@@ -175,10 +167,8 @@ def merge_shards(plan: TablePlan, shards: Shards, fingerprints: dict[str, str]) 
         used += records
         rewards[prompt_id] = [reward for record in records for reward in record.rewards]
     scored = {prompt_id: rs for prompt_id, rs in rewards.items() if not all(math.isnan(r) for r in rs)}
-    if len(scored) < len(rewards):
-        print(
-            f"{len(rewards) - len(scored)} of {len(rewards)} prompts are left out: none of their rollouts was scored."
-        )
+    if left_out := len(rewards) - len(scored):
+        print(f"{left_out} of {len(rewards)} prompts are left out: none of their rollouts was scored.")
     drawn = {
         "rollouts": sum(len(record.rewards) for record in used),
         "tokens": sum(record.tokens for record in used),
@@ -208,7 +198,7 @@ class _Build:
         own = {self.ids[i] for chunk in mine for i in chunk}
         finished = sum(self._note(record) * (record.prompt_id in own) for record in self.shards.records())
         with (
-            self.shards.writer(shard, of) as writer,
+            self.shards.writer(shard, of) as write,
             tqdm(
                 total=len(own) * self.plan.num_rollouts,
                 initial=finished,
@@ -219,7 +209,7 @@ class _Build:
         ):
             for part in range(len(self.plan.parts)):
                 for record in self._records(mine, part):
-                    writer.write(record.line())
+                    write(record.line())
                     progress.update(self._note(record))
 
     def _note(self, record: Record) -> int:

@@ -41,14 +41,16 @@ def card(
     `counts` are the scored rollouts of each of the P prompts, `description` is the text of `histogram`, `known` the
     provenance of the table. Without a `license` (an identifier of the Hub) the owner has to add one.
     """
-    name = _name(known)
+    model = str(known.get("model") or "an unnamed model")
+    # Without the path, if it is a local folder.
+    name = model if is_hub_id(model) else Path(model).name
     front: dict[str, Any] = {
         **({"license": license} if license else {}),
         "pretty_name": f"Value table of {name}",
         "tags": ["basis-rl", "value-table", "reinforcement-learning", "rlvr"],
         "size_categories": [_size_category(len(counts))],
         "configs": [{"config_name": "default", "data_files": "rewards.parquet"}],
-        **({"base_model": known["model"]} if is_hub_id(str(known.get("model") or "")) else {}),
+        **({"base_model": model} if is_hub_id(model) else {}),
     }
     shown = {**known, "model": name if known.get("model") else None}
     shown["early_exit"] = f"{known['early_exit']} rollouts" if known.get("early_exit") else None
@@ -66,12 +68,6 @@ def card(
         planned=known.get("num_rollouts"),
         description=description,
     )
-
-
-def _name(known: Mapping[str, Any]) -> str:
-    """The Hub id, or the name of a local folder without the path to it."""
-    model = str(known.get("model") or "an unnamed model")
-    return model if is_hub_id(model) else Path(model).name
 
 
 def _size_category(n: int) -> str:

@@ -51,12 +51,12 @@ class ValueTable:
         self.fingerprints = dict(fingerprints or {})
         self.provenance = dict(provenance or {})
         self.source = source
-        scored = [
-            np.asarray([r for r in rs if r is not None and not np.isnan(r)], np.float64) for rs in rewards.values()
-        ]
+        # None becomes NaN.
+        cells = [np.asarray(row, np.float64) for row in rewards.values()]
+        scored = [row[~np.isnan(row)] for row in cells]
         if not scored:
             raise ValueError("A value table needs at least one prompt.")
-        empty = [prompt_id for prompt_id, rs in zip(self.prompt_ids, scored, strict=True) if rs.size == 0]
+        empty = [prompt_id for prompt_id, row in zip(self.prompt_ids, scored, strict=True) if row.size == 0]
         if empty:
             raise ValueError(f"{len(empty)} prompts have no scored rollout (first: '{empty[0]}'). Leave them out.")
         self._rewards = scored
@@ -218,11 +218,8 @@ class ValueTable:
         table = pq.read_table(folder / KIND.main_file).to_pydict()
         ids = table["prompt_id"]
         rewards = table["rewards"]
-        if not all(isinstance(name, str) for name in ids):
-            raise ValueError("a prompt_id is not a text")
-        if len(set(ids)) < len(ids):
-            twice = next(name for i, name in enumerate(ids) if name in ids[:i])
-            raise ValueError(f"{len(ids) - len(set(ids))} prompt_ids are there twice (first: '{twice}')")
+        if len(set(ids)) < len(ids) or not all(isinstance(name, str) for name in ids):
+            raise ValueError("a prompt_id occurs twice, or is not a string")
         for name, row in zip(ids, rewards, strict=True):
             if not isinstance(row, list) or any(r is not None and (isinstance(r, str) or math.isinf(r)) for r in row):
                 raise ValueError(f"the rewards of prompt_id '{name}' are not finite numbers")
