@@ -143,7 +143,7 @@ class Basis(Baseline):
     def _candidates(self, batch: RolloutBatch) -> tuple[_Candidates, Tensor]:
         """The batch under any beta, and the reference policy's values ``(N,)``."""
         low, high = self.reward_range
-        rewards = (batch.rewards.double().cpu() - low) / (high - low)
+        rewards = (batch.rewards.double() - low) / (high - low)
         tilt = self.values.tilt(batch.prompt_ids, self.smoothing)
         reference = tilt(torch.tensor([torch.inf], dtype=torch.float64))[0][0]
         return _Candidates(self, tilt, rewards, self._inside(reference)), reference
@@ -160,7 +160,7 @@ class Basis(Baseline):
         served = active[0] & ((sources.sum() - sources.long() > 0) | (self.weighting == "none"))
         baseline = torch.where(served, low + (high - low) * refined[0], 0.0)
         scorable = scorable_rows(batch)
-        values = where_scorable(batch, batch.rewards.double().cpu() - baseline)
+        values = where_scorable(batch, batch.rewards.double() - baseline)
         metrics = {
             # With calibration none beta is infinite, which a log cannot hold.
             "beta": min(float(beta), float(self.betas[-1])),

@@ -152,8 +152,8 @@ class BVBlend(Baseline):
         return 1.0 / (1.0 + u) if self.mapping == "inverse" else (1.0 - u).clamp(min=0.0)
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
-        rewards = batch.rewards.double().cpu()
-        groups = batch.group_ids.cpu()
+        rewards = batch.rewards.double()
+        groups = batch.group_ids
         scorable = scorable_rows(batch)
         known = [self.history.get(cluster) for cluster in self._cluster_ids(batch)]
         warm = torch.tensor([state is not None for state in known])
@@ -198,7 +198,7 @@ class BVBlend(Baseline):
 
     def update(self, batch: RolloutBatch) -> None:
         self.range.widen(batch.rewards)
-        rewards = batch.rewards.double().cpu()
+        rewards = batch.rewards.double()
         clusters = torch.tensor(self._cluster_ids(batch))
         for cluster in clusters[~rewards.isnan()].unique().tolist():
             own = rewards[(clusters == cluster) & ~rewards.isnan()]

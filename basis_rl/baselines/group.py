@@ -39,9 +39,9 @@ class DrGrpo(CenterScale):
         result = super().advantages(batch)
         if not self.alpha:
             return result
-        rewards = batch.rewards.double().cpu()
+        rewards = batch.rewards.double()
         scored = ~rewards.isnan()
-        spread = group_mean((rewards - group_mean(rewards, batch.group_ids.cpu())).abs(), batch.group_ids.cpu())
+        spread = group_mean((rewards - group_mean(rewards, batch.group_ids)).abs(), batch.group_ids)
         factor = float(scored.sum() / (scored & (spread > 1e-9)).sum().clamp(min=1))
         return replace(result, values=factor * result.values, metrics={**result.metrics, "alpha": factor})
 
@@ -169,12 +169,12 @@ class Gdpo(Baseline):
     def advantages(self, batch: RolloutBatch) -> Advantages:
         assert batch.reward_parts is not None
         assert batch.reward_weights is not None
-        groups = batch.group_ids.cpu()
+        groups = batch.group_ids
         scorable = scorable_rows(batch)
-        rewards = batch.rewards.double().cpu().masked_fill(~scorable, torch.nan)
+        rewards = batch.rewards.double().masked_fill(~scorable, torch.nan)
         served = scorable & (segment_count(rewards, groups) >= self.min_group_size)
         total = torch.zeros_like(rewards)
-        for part, weight in zip(batch.reward_parts.double().cpu().T, batch.reward_weights.tolist(), strict=True):
+        for part, weight in zip(batch.reward_parts.double().T, batch.reward_weights.tolist(), strict=True):
             own = part.masked_fill(~scorable, torch.nan)
             scaled = (own - group_mean(own, groups)) / (group_std(own, groups) + self.eps)
             total = total + weight * torch.nan_to_num(scaled, nan=0.0)

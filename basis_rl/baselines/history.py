@@ -240,7 +240,7 @@ class BasisHistory(TableBelief):
         if self.lcb > 0:
             lower = baseline - self.lcb * self.believed(batch.prompt_ids, texts)[1].sqrt()
             baseline = lower.clamp(min=self.reward_range[0])
-        result = where_scorable(batch, batch.rewards.double().cpu() - baseline)
+        result = where_scorable(batch, batch.rewards.double() - baseline)
         metrics = {
             "shift": float(shift),
             "beta": min(5.0, 1.0 / max(float(shift), 0.2)),

@@ -60,13 +60,13 @@ class LeastVariance(BasisHistory):
             return self.range.until_known(batch)
         scorable = scorable_rows(batch)
         rewards = torch.where(scorable, self.range.scaled(batch.rewards), 0.0)
-        energies = (batch.energies.double().cpu() * batch.action_mask.cpu()).sum(dim=1) * scorable
+        energies = (batch.energies.double() * batch.action_mask).sum(dim=1) * scorable
         value = self.expected(batch.prompt_ids)
         features = torch.stack([torch.ones_like(value), value, value**2], dim=1)
         coefficients = _leave_one_out(features, rewards, energies, scorable)
         scaled = (coefficients * features).sum(dim=1).clamp(0.0, 1.0)
         baseline = self.range.unscaled(scaled)
-        values = where_scorable(batch, batch.rewards.double().cpu() - baseline)
+        values = where_scorable(batch, batch.rewards.double() - baseline)
         means = coefficients.mean(dim=0).tolist()
         metrics = dict(zip(("intercept", "slope", "curvature"), means, strict=True)) | self.range.metrics()
         return Advantages(values=values, baseline=baseline, metrics=metrics)

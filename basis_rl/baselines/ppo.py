@@ -118,12 +118,11 @@ class Ppo(LearnedBaseline):
         return step < self.critic_warmup_steps
 
     def _estimate(self, batch: RolloutBatch, lam: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Values and estimates with `lam`, ``(N, T)`` float64 on CPU, 0 elsewhere; and the tokens that count."""
+        """Values and estimates with `lam`, ``(N, T)`` float64, and the tokens that count; 0 elsewhere."""
         assert batch.values is not None
-        counts = batch.action_mask.cpu() & scorable_rows(batch)[:, None]
-        values = torch.where(counts, batch.values.double().cpu(), 0.0)
-        kl = None if batch.kl is None else batch.kl.cpu()
-        return values, gae(batch.rewards.cpu(), values, counts, kl, gamma=self.gamma, lam=lam), counts
+        counts = batch.action_mask & scorable_rows(batch)[:, None]
+        values = torch.where(counts, batch.values.double(), 0.0)
+        return values, gae(batch.rewards, values, counts, batch.kl, gamma=self.gamma, lam=lam), counts
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         values, estimate, counts = self._estimate(batch, self.lam)

@@ -99,14 +99,14 @@ class ReinforcePP(Baseline):
         return torch.zeros_like(rewards)
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
-        rewards = batch.rewards.double().cpu()
+        rewards = batch.rewards.double()
         if self.reward_clip is not None:
             rewards = rewards.clamp(*self.reward_clip)
-        local = self.reshape(rewards, batch.group_ids.cpu())
+        local = self.reshape(rewards, batch.group_ids)
         rows = scorable_rows(batch) & ~local.isnan()
-        tokens = batch.action_mask.cpu() & rows[:, None]
+        tokens = batch.action_mask & rows[:, None]
         shifted = torch.where(rows, rewards - local, 0.0)
-        to_go = reward_to_go(shifted, None if batch.kl is None else batch.kl.cpu(), tokens)
+        to_go = reward_to_go(shifted, batch.kl, tokens)
         mean, std = self._moments(to_go, tokens)
         # Without KL the return is the same at each token, and one number per rollout says it.
         values = torch.where(rows, shifted - mean, 0.0) if batch.kl is None else torch.where(tokens, to_go - mean, 0.0)
@@ -153,7 +153,7 @@ class ReMax(Baseline):
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         assert batch.greedy_rewards is not None
-        greedy = batch.greedy_rewards.double().cpu()
+        greedy = batch.greedy_rewards.double()
         scorable = scorable_rows(batch)
         undefined = scorable & greedy.isnan()
         metrics = {"undefined": float(undefined.sum() / scorable.sum().clamp(min=1))}

@@ -58,7 +58,7 @@ class RewardRange:
     def scaled(self, rewards: Tensor) -> Tensor:
         """``(N,)`` float64 in [0, 1]; NaN stays."""
         low, high = self.span
-        return ((rewards.double().cpu() - low) / (high - low)).clamp(0.0, 1.0)
+        return ((rewards.double() - low) / (high - low)).clamp(0.0, 1.0)
 
     def unscaled(self, values: Tensor) -> Tensor:
         """Values of the scale from 0 to 1 in reward units."""
@@ -94,7 +94,7 @@ class RewardRange:
 
     def until_known(self, batch: RolloutBatch) -> Advantages:
         """``A_i = r_i - mean_{j != i} r_j`` over the batch, what is done until a range is known; of a single one, r."""
-        rewards = batch.rewards.double().cpu()
+        rewards = batch.rewards.double()
         others = leave_one_out_mean(rewards, torch.zeros(len(rewards), dtype=torch.long))
         baseline = torch.nan_to_num(others, nan=0.0)
         values = where_scorable(batch, rewards - baseline)

@@ -65,7 +65,7 @@ class JamesStein(CenterScale):
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         result = super().advantages(batch)
-        weight, _ = self._weights(batch.rewards.double().cpu(), batch.group_ids.cpu())
+        weight, _ = self._weights(batch.rewards.double(), batch.group_ids)
         result.metrics["shrinkage"] = float(weight.mean())
         return result
 
@@ -149,7 +149,7 @@ class Ebpo(CenterScale):
     def advantages(self, batch: RolloutBatch) -> Advantages:
         result = super().advantages(batch)
         rewards = _returns(batch)
-        groups = batch.group_ids.cpu()
+        groups = batch.group_ids
         used = ~rewards.isnan() & (segment_count(rewards, groups) >= self.min_group_size)
         # `scales`: the advantages of the whole batch are normalised, over rows that count.
         raw = result.values[used] if bool(used.any()) else torch.zeros(1, dtype=torch.float64)
@@ -159,7 +159,7 @@ class Ebpo(CenterScale):
         return Advantages(values=values, baseline=result.baseline, metrics=metrics)
 
     def update(self, batch: RolloutBatch) -> None:
-        self.rewards, self.means = self._moments(_returns(batch), batch.group_ids.cpu())
+        self.rewards, self.means = self._moments(_returns(batch), batch.group_ids)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rewards": list(self.rewards), "means": list(self.means)}

@@ -88,7 +88,7 @@ class Spo(TableBelief):
         return self.range.unscaled(mean), (high - low) ** 2 * mean * (1 - mean) / (total + 1)
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
-        rewards = batch.rewards.double().cpu()
+        rewards = batch.rewards.double()
         scorable = scorable_rows(batch)
         tracked = self.believed(batch.prompt_ids)[0] if self.range.known else self.range.until_known(batch).baseline
         away = (rewards - tracked)[scorable]
@@ -112,7 +112,7 @@ class Spo(TableBelief):
             return
         rewards = self.range.scaled(batch.rewards)
         rows: dict[str, list[int]] = {}
-        # Not only the scorable rows: the reward of a rollout whose tokens are masked (`mask_truncated_completions`) counts.
+        # Not only scorable rows: the reward of a rollout whose tokens are masked (`mask_truncated_completions`) counts.
         for row in (~batch.rewards.isnan()).nonzero().flatten().tolist():
             rows.setdefault(batch.prompt_ids[row], []).append(row)
         for name, own in rows.items():
@@ -133,11 +133,11 @@ class Spo(TableBelief):
         if not isinstance(self.forgetting, str):
             return self.forgetting, float("nan")
         then = self.trackers.get(name, (0.5, 0.5, float("nan")))[2]
-        mask = batch.action_mask[rows].cpu()
+        mask = batch.action_mask[rows]
         if batch.log_probs is None or not bool(mask.any()):
             # Log-probabilities are computed only for tokens that are trained on.
             return _MIDDLE, then
-        now = float(batch.log_probs[rows].double().cpu()[mask].mean())
+        now = float(batch.log_probs[rows].double()[mask].mean())
         distance = abs(now - then) if then == then else 0.0
         return min(0.96, max(0.875, 2.0 ** (-distance / 0.06))), now
 

@@ -66,21 +66,20 @@ class EnergyBaseline(Baseline):
 
     def _energies(self, batch: RolloutBatch) -> Tensor:
         """``(N, T)`` float64: energy of each action, 0 elsewhere."""
-        mask = batch.action_mask.cpu()
+        mask = batch.action_mask
         if self.length_energy:
             return mask.double()
         assert batch.energies is not None
-        energies = batch.energies.double().cpu() * mask
+        energies = batch.energies.double() * mask
         if self.max_rollout_weight is not None:
             assert batch.rollout_weights is not None
-            energies = energies * batch.rollout_weights.double().cpu().clamp(max=self.max_rollout_weight) ** 2
+            energies = energies * batch.rollout_weights.double().clamp(max=self.max_rollout_weight) ** 2
         return energies
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
-        mask = batch.action_mask.cpu()
-        scored = ~batch.rewards.isnan().cpu()
-        kl = None if batch.kl is None else batch.kl.cpu()
-        returns = align(torch.nan_to_num(reward_to_go(batch.rewards.cpu(), kl, mask)), mask)
+        mask = batch.action_mask
+        scored = ~batch.rewards.isnan()
+        returns = align(torch.nan_to_num(reward_to_go(batch.rewards, batch.kl, mask)), mask)
         alive = align(mask.double(), mask).bool() & scored[:, None]
         weights = accumulate(align(self._energies(batch), mask), self.accumulation)
         # One value per rollout, from the whole return.
@@ -88,7 +87,7 @@ class EnergyBaseline(Baseline):
             returns = returns[:, :1]
             alive = alive[:, :1]
             weights = weights[:, :1]
-        baseline, single_survivor = weighted_baseline(returns, weights, alive, batch.group_ids.cpu(), self.tail)
+        baseline, single_survivor = weighted_baseline(returns, weights, alive, batch.group_ids, self.tail)
         values = torch.where(alive, returns - baseline, 0.0)
         metrics = {"tail": float(single_survivor.sum() / alive.sum().clamp(min=1))}
         if self.accumulation == "total":

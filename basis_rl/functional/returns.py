@@ -1,4 +1,4 @@
-"""The return of a rollout, with the KL penalty where it is placed in the reward."""
+"""The return of a rollout from each token on, with the KL penalty where it is placed in the reward."""
 
 from __future__ import annotations
 
@@ -22,10 +22,3 @@ def reward_to_go(rewards: Tensor, kl: Tensor | None, action_mask: Tensor) -> Ten
         return total
     penalty = torch.where(action_mask, kl.double(), 0.0)
     return total - penalty.flip(1).cumsum(dim=1).flip(1)
-
-
-def total_return(rewards: Tensor, kl: Tensor | None, action_mask: Tensor) -> Tensor:
-    """``R = r - sum_j KL_j`` over all action tokens: the return of a rollout as one number. ``(N,)`` float64."""
-    if kl is None:
-        return rewards.double()
-    return rewards.double() - torch.where(action_mask, kl.double(), 0.0).sum(dim=1)
