@@ -37,7 +37,7 @@ class Baseline(ABC):
         uses_own_reward: whether ``b_i`` depends on ``r_i``. If it does, the gradient is biased (by a factor such as
             ``1 - 1/G`` for a group mean), which is a choice to be made knowingly. An object's own may depend on its
             parameters.
-        reads_kl: whether it takes a KL penalty in the reward (``batch.kl``), by `basis_rl.functional.returns`. An
+        reads_kl: whether it takes a KL penalty in the reward (``batch.kl``), by `basis_rl.functional.gae`. An
             object's own may depend on its parameters.
         scales: whether it divides advantages by a deviation or the like; refused with ``scale_rewards="none"``. An
             object's own may depend on its parameters.
@@ -180,10 +180,8 @@ def check_state_keys(owner: object, state: Mapping[str, Any], expected: Collecti
     missing = sorted(set(expected) - set(state))
     unexpected = sorted(set(state) - set(expected))
     if missing or unexpected:
-        raise ValueError(
-            f"The state of {type(owner).__name__} does not fit: missing keys {missing}, unexpected keys {unexpected}. "
-            "It was saved by another baseline or another version of it."
-        )
+        name = type(owner).__name__
+        raise ValueError(f"The state is not one of this {name}: missing keys {missing}, unexpected keys {unexpected}.")
 
 
 def scorable_rows(batch: RolloutBatch) -> Tensor:

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows, where_scorable
-from basis_rl.functional.blue import Weighting, cross_entropy, mean_squared_error, refine
+from basis_rl.functional.basis import Weighting, beta_grid, cross_entropy, mean_squared_error, refine
 from basis_rl.functional.diagnostics import mean_by
-from basis_rl.functional.tilt import beta_grid
 from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
@@ -128,10 +127,8 @@ class Basis(Baseline):
 
     def update(self, batch: RolloutBatch) -> None:
         candidates, _ = self._candidates(batch)
-        block = max(1, _BLOCK // max(1, len(candidates.rewards)))
-        entropies = [candidates.cross_entropy(betas) for betas in self.betas.split(block)]
         # Older batches fade, because the policy that they came from has changed.
-        self.curve = _FORGETTING * self.curve + torch.cat(entropies)
+        self.curve = _FORGETTING * self.curve + candidates.over_grid(candidates.cross_entropy)
 
     def state_dict(self) -> dict[str, Any]:
         return {"curve": self.curve.clone()}
@@ -181,8 +178,7 @@ class Basis(Baseline):
         """The best beta of the grid and its loss; the largest one where nothing can be learnt from the batch."""
         if self.calibration == "none":
             return torch.tensor(torch.inf, dtype=torch.float64), float(candidates.loss(torch.tensor([torch.inf]))[0])
-        block = max(1, _BLOCK // max(1, len(candidates.rewards)))
-        curve = torch.cat([candidates.loss(betas) for betas in self.betas.split(block)])
+        curve = candidates.over_grid(candidates.loss)
         if not bool(curve.isfinite().any()):
             return self.betas[-1], float("nan")
         # A batch without a single success ties all betas: then the one nearest to the reference policy is reported.
@@ -198,6 +194,11 @@ class _Candidates:
     tilt: Callable[[Tensor], tuple[Tensor, Tensor]]
     rewards: Tensor
     common: Tensor
+
+    def over_grid(self, loss: Callable[[Tensor], Tensor]) -> Tensor:
+        """``(K,)`` a loss of each beta of the grid, computed block by block."""
+        block = max(1, _BLOCK // max(1, len(self.rewards)))
+        return torch.cat([loss(betas) for betas in self.basis.betas.split(block)])
 
     def values(self, betas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Clamped values and variances, and who is active, each ``(K, N)``."""

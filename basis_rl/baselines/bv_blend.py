@@ -87,15 +87,12 @@ class BVBlend(Baseline):
         eps: float = 1e-6,
     ) -> None:
         if not 0 < decay <= 1 or min(temperature, prior_mass, prior_variance, eps) <= 0:
-            raise ValueError(
-                "bv_blend: needs 0 < decay <= 1 and temperature, prior_mass, prior_variance, eps > 0, got "
-                f"{decay}, {temperature}, {prior_mass}, {prior_variance}, {eps}."
-            )
-        fixed = isinstance(confidence, (int, float))
-        if not (fixed and 0 <= float(confidence) <= 1) and confidence not in get_args(Confidence):
-            raise ValueError(
-                f"bv_blend: confidence must be sem, count, scale or a number in [0, 1], got {confidence!r}."
-            )
+            given = f"{decay}, {temperature}, {prior_mass}, {prior_variance}, {eps}"
+            needs = "0 < decay <= 1 and temperature, prior_mass, prior_variance, eps > 0"
+            raise ValueError(f"bv_blend: needs {needs}, got {given}.")
+        known = 0 <= confidence <= 1 if isinstance(confidence, (int, float)) else confidence in get_args(Confidence)
+        if not known:
+            raise ValueError(f"bv_blend: confidence must be sem, count, scale or in [0, 1], got {confidence!r}.")
         check_choice("bv_blend", "mapping", mapping, Map)
         check_choice("bv_blend", "variance", variance, Variance)
         if isinstance(clusters, (str, Path)):
@@ -123,20 +120,13 @@ class BVBlend(Baseline):
         missing = [prompt_id for prompt_id in run.prompts if prompt_id not in self.clusters]
         if not missing:
             return
+        share = f"bv_blend: {len(missing)} of {len(run.prompts)} training prompts"
         if not self.clusters.needs_texts:
-            raise ValueError(
-                f"bv_blend: {len(missing)} of {len(run.prompts)} training prompts have no cluster "
-                f"({self.clusters.source}); the first is prompt_id '{missing[0]}'. Build a codebook for them: "
-                "`basis-rl clusters RECIPE`."
-            )
+            first = f"({self.clusters.source}); the first is prompt_id '{missing[0]}'"
+            raise ValueError(f"{share} have no cluster {first}. Build a codebook: `basis-rl clusters RECIPE`.")
+        # Now, so that an encoder that cannot be loaded stops the run before it starts.
         self.clusters.load_encoder()
-        _logger.warning(
-            "bv_blend: %d of %d training prompts are not in the codebook (%s) and are embedded when they turn up.",
-            len(missing), len(run.prompts), self.clusters.source,
-        )  # fmt: skip
-
-    def _cluster_ids(self, batch: RolloutBatch) -> list[int]:
-        return self.clusters.assign(batch.prompt_ids, batch.prompt_texts)
+        _logger.warning("%s are not in the codebook (%s) and are embedded later.", share, self.clusters.source)
 
     def _weight(self, deviation: Tensor, mass: Tensor) -> Tensor:
         """``(N,)`` confidence in the history."""
@@ -155,7 +145,8 @@ class BVBlend(Baseline):
         rewards = batch.rewards.double()
         groups = batch.group_ids
         scorable = scorable_rows(batch)
-        known = [self.history.get(cluster) for cluster in self._cluster_ids(batch)]
+        clusters = self.clusters.assign(batch.prompt_ids, batch.prompt_texts)
+        known = [self.history.get(cluster) for cluster in clusters]
         warm = torch.tensor([state is not None for state in known])
         # The state before the batch, as in Algorithm 2: `update` comes later.
         m1, m2, mass = torch.tensor([state or (0.0, 0.0, 0.0) for state in known], dtype=torch.float64).T
@@ -199,19 +190,17 @@ class BVBlend(Baseline):
     def update(self, batch: RolloutBatch) -> None:
         self.range.widen(batch.rewards)
         rewards = batch.rewards.double()
-        clusters = torch.tensor(self._cluster_ids(batch))
+        clusters = torch.tensor(self.clusters.assign(batch.prompt_ids, batch.prompt_texts))
         for cluster in clusters[~rewards.isnan()].unique().tolist():
             own = rewards[(clusters == cluster) & ~rewards.isnan()]
-            first = float(own.mean())
-            second = float((own**2).mean())
-            count = float(own.numel())
-            state = self.history.get(cluster)
-            if state is None:
-                self.history[cluster] = (first, first**2 + self.prior_variance, self.prior_mass)
-            else:
-                new = zip(state, (first, second, count), strict=True)
-                m1, m2, mass = ((1 - self.decay) * old + self.decay * fresh for old, fresh in new)
+            mean = float(own.mean())
+            new = (mean, float((own**2).mean()), float(len(own)))
+            if cluster in self.history:
+                pairs = zip(self.history[cluster], new, strict=True)
+                m1, m2, mass = ((1 - self.decay) * old + self.decay * fresh for old, fresh in pairs)
                 self.history[cluster] = (m1, m2, mass)
+            else:
+                self.history[cluster] = (mean, mean**2 + self.prior_variance, self.prior_mass)
 
     def state_dict(self) -> dict[str, Any]:
         seen = sorted(self.history)

@@ -98,10 +98,9 @@ class BasisHistory(TableBelief):
     ) -> None:
         bad_drift = drift != "auto" if isinstance(drift, str) else not drift >= 0
         if smoothing <= 0 or not 0 < epsilon < 0.5 or bad_drift or shift_drift < 0 or prior_variance <= 0:
-            raise ValueError(
-                "basis_history: needs smoothing > 0, 0 < epsilon < 0.5, drift >= 0 or 'auto', shift_drift >= 0 and "
-                f"prior_variance > 0, got {smoothing}, {epsilon}, {drift}, {shift_drift}, {prior_variance}."
-            )
+            given = f"{smoothing}, {epsilon}, {drift}, {shift_drift}, {prior_variance}"
+            needs = "smoothing > 0, 0 < epsilon < 0.5, drift >= 0 or 'auto', shift_drift >= 0, prior_variance > 0"
+            raise ValueError(f"basis_history: needs {needs}, got {given}.")
         check_choice("basis_history", "prior", prior, Prior)
         check_choice("basis_history", "belief", belief, Belief)
         if not 0 <= lcb < math.inf:

@@ -81,10 +81,8 @@ class Ppo(LearnedBaseline):
             if number is not None and not number > 0:
                 raise ValueError(f"ppo: {name} must be positive, or left out, got {number}.")
         if critic_epochs < 1 or critic_warmup_steps < 0:
-            raise ValueError(
-                "ppo: needs critic_epochs >= 1 and critic_warmup_steps >= 0, "
-                f"got {critic_epochs} and {critic_warmup_steps}."
-            )
+            given = f"{critic_epochs} and {critic_warmup_steps}"
+            raise ValueError(f"ppo: needs critic_epochs >= 1 and critic_warmup_steps >= 0, got {given}.")
         self.gamma = gamma
         self.lam = lam
         self.critic_lam = lam if critic_lam is None else critic_lam
@@ -108,11 +106,15 @@ class Ppo(LearnedBaseline):
         return ValueHead(int(policy.config.get_text_config().hidden_size))
 
     def module_parameters(self, policy_config: Any) -> int:
-        if self.critic_model is not None:
-            return value_model_parameters(self.critic_model)
+        from transformers import AutoConfig, AutoModel
+
+        config = policy_config if self.critic_model is None else _load(AutoConfig, self.critic_model)
+        hidden = int(config.get_text_config().hidden_size)
+        # On the meta device parameters have shapes, but no memory.
         with torch.device("meta"):
-            head = ValueHead(int(policy_config.get_text_config().hidden_size))
-        return sum(parameter.numel() for parameter in head.parameters())
+            own = self.critic_model is not None
+            module = ValueModel(AutoModel.from_config(config), hidden) if own else ValueHead(hidden)
+        return sum(parameter.numel() for parameter in module.parameters())
 
     def policy_waits(self, step: int) -> bool:
         return step < self.critic_warmup_steps
@@ -222,20 +224,6 @@ def _load(kind: Any, name: str, **settings: Any) -> Any:
         raise ValueError(f"ppo: critic_model '{name}' could not be loaded: {str(error)[:300]}") from error
 
 
-def value_model_parameters(name: str) -> int:
-    """Of `load_value_model`'s result, without its weights.
-
-    Raises:
-        ValueError: there is no such model.
-    """
-    from transformers import AutoConfig, AutoModel
-
-    config = _load(AutoConfig, name)
-    with torch.device("meta"):
-        module = ValueModel(AutoModel.from_config(config), int(config.get_text_config().hidden_size))
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
 def load_value_model(name: str, tokenizer: Any) -> ValueModel:
     """The backbone of the model `name` (Hub id or folder) in float32, without dropout, and a new head.
 
@@ -248,14 +236,12 @@ def load_value_model(name: str, tokenizer: Any) -> ValueModel:
     try:
         own = AutoTokenizer.from_pretrained(name).get_vocab()
     except (OSError, ValueError):
-        # A model that was saved without one: taken at its word.
+        # A model that was saved without a tokenizer: nothing to compare with.
         own = None
     policys = tokenizer.get_vocab()
     if own is not None and any(own.get(token) != number for token, number in policys.items()):
-        raise ValueError(
-            f"ppo: critic_model '{name}' has another tokenizer than the policy, and would read other tokens than were "
-            "sampled. Take a model of the policy's family, or leave critic_model out for a head on the policy."
-        )
+        way_out = "Take a model of the policy's family, or leave critic_model out for a head on the policy"
+        raise ValueError(f"ppo: critic_model '{name}' has another tokenizer than the policy. {way_out}.")
     for module in backbone.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

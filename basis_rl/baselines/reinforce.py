@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from basis_rl.baselines.base import Baseline, CenterScale, TokenLevel, returns, scorable_rows, where_scorable
-from basis_rl.functional.returns import reward_to_go
+from basis_rl.functional.gae import reward_to_go
 from basis_rl.functional.segments import group_mean, segment_count
 from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from basis_rl.baselines.base import Baseline
 from basis_rl.functional.energy import Accumulation, Tail, accumulate, align, unalign, weighted_baseline
-from basis_rl.functional.returns import reward_to_go
+from basis_rl.functional.gae import reward_to_go
 from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import math
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,9 @@ class Encoder:
         try:
             self.model: Any = SentenceTransformer(name_or_path, revision=revision, device=str(device))
         except Exception as error:
-            raise ValueError(
-                f"The encoder '{name_or_path}' could not be loaded ({type(error).__name__}: {str(error)[:200]}). It "
-                "must be a sentence-transformers model, a Hub id or a folder."
-            ) from error
+            said = f"could not be loaded ({type(error).__name__}: {str(error)[:200]})"
+            form = "a sentence-transformers model, a Hub id or a folder"
+            raise ValueError(f"The encoder '{name_or_path}' {said}. It must be {form}.") from error
 
     @property
     def revision(self) -> str | None:
@@ -174,21 +174,17 @@ class PromptClusters:
             ValueError: it cannot be loaded, or gives other embeddings than it gave then.
         """
         if self._encoder is None:
+            book = f"the prompt codebook ({self.source})"
+            again = f"Build it again: `{KIND.command}`."
             if not {"encoder", "revision", "probe"} <= self.provenance.keys():
-                raise ValueError(
-                    f"The prompt codebook ({self.source}) does not say which encoder it was built with, so new prompts "
-                    f"have no cluster. Build it again: `{KIND.command}`."
-                )
+                raise ValueError(f"New prompts have no cluster, since {book} does not name its encoder. {again}")
             name = self.provenance["encoder"]
-            revision = self.provenance["revision"]
-            encoder = Encoder(name, revision)
+            encoder = Encoder(name, self.provenance["revision"])
             difference = float(np.abs(encoder([PROBE])[0] - np.asarray(self.provenance["probe"])).max())
             # Another precision or device is well below, another model above.
             if difference > 1e-2:
-                raise ValueError(
-                    f"The encoder '{name}' is not the one that the prompt codebook ({self.source}) was built with: its "
-                    f"embedding of a fixed sentence is {difference:.3f} off. Build it again: `{KIND.command}`."
-                )
+                off = f"its embedding of a fixed sentence is {difference:.3f} off"
+                raise ValueError(f"The encoder '{name}' is not the one that {book} was built with: {off}. {again}")
             self._encoder = encoder
         return self._encoder
 
@@ -202,18 +198,14 @@ class PromptClusters:
         Raises:
             ValueError: an id is unknown, and there is no codebook or no text.
         """
-        new = {
-            prompt_id: row
-            for row, prompt_id in enumerate(prompt_ids)
-            if prompt_id not in self.assignments and prompt_id not in self._embedded
-        }
-        if new and (self.centroids is None or texts is None):
-            raise ValueError(f"prompt_id '{next(iter(new))}' has no cluster ({self.source}).")
+        known = ChainMap(self.assignments, self._embedded)
+        new = {prompt_id: row for row, prompt_id in enumerate(prompt_ids) if prompt_id not in known}
         if new:
-            assert texts is not None
+            if self.centroids is None or texts is None:
+                raise ValueError(f"prompt_id '{next(iter(new))}' has no cluster ({self.source}).")
             vectors = self.load_encoder()([texts[row] for row in new.values()])
             self._embedded.update(zip(new, self.nearest(vectors), strict=True))
-        return [self.assignments.get(prompt_id, self._embedded.get(prompt_id, -1)) for prompt_id in prompt_ids]
+        return [known[prompt_id] for prompt_id in prompt_ids]
 
     def nearest(self, vectors: np.ndarray) -> list[int]:
         """The cluster whose centroid is nearest to each of the vectors ``(P, D)``."""

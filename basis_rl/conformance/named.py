@@ -52,10 +52,8 @@ def _check_of(found: Any) -> Callable[[Any], list[str]]:
     if isinstance(found, Baseline):
         return check_baseline
     if not callable(found):
-        raise ValueError(
-            f"A{kind_of(found)[1:]} is neither a baseline, its class or a prompt sampler's, nor an objective or a "
-            "reward function: there is nothing to check."
-        )
+        known = "baseline, prompt sampler, objective or reward function"
+        raise ValueError(f"A{kind_of(found)[1:]} is no {known}: there is nothing to check.")
     if isinstance(found, type) and issubclass(found, PromptSampler):
         return check_sampler
     if _takes_completions(found):

@@ -26,9 +26,8 @@ def importance_weights(
     if mode.startswith("sequence_"):
         difference = difference.sum(dim=-1, keepdim=True)
     weights = difference.exp()
+    low = -math.inf if lowest is None else lowest
+    high = math.inf if highest is None else highest
     if mode.endswith("_truncate"):
-        return weights if lowest is None and highest is None else weights.clamp(min=lowest, max=highest)
-    outside = (weights < (-math.inf if lowest is None else lowest)) | (
-        weights > (math.inf if highest is None else highest)
-    )
-    return torch.where(outside, 0.0, weights)
+        return weights.clamp(low, high)
+    return torch.where((weights < low) | (weights > high), 0.0, weights)

@@ -66,8 +66,7 @@ def build_objective(objective: str | AnyObjective | Callable[..., Any]) -> AnyOb
         return found
     name = objective if isinstance(objective, str) else getattr(objective, "__name__", repr(objective))
     if callable(found) and not isinstance(found, type):
-        raise ValueError(
-            f"Objective '{name}' does not declare whether each token's own advantage reaches its gradient. Decorate "
-            "the function: @basis_rl.objectives.objective(token_advantages=True), or False."
-        )
+        way_out = "Decorate the function: @basis_rl.objectives.objective(token_advantages=True), or False"
+        wrong = "does not declare whether each token's own advantage reaches its gradient"
+        raise ValueError(f"Objective '{name}' {wrong}. {way_out}.")
     raise ValueError(f"Objective '{name}' is a {type(found).__name__}, no function from LossInputs to LossOutputs.")

@@ -126,24 +126,19 @@ class Objective:
             ValueError: the function returned something else than losses ``(M, T)`` and a known aggregation.
         """
         outputs = self.function(inputs.only_actions())
+        returned = f"Objective '{self.name}' returned"
         if not isinstance(outputs, LossOutputs):
-            raise ValueError(f"Objective '{self.name}' returned a {type(outputs).__name__}, not LossOutputs.")
-        if outputs.per_token.shape != inputs.mask.shape:
-            raise ValueError(
-                f"Objective '{self.name}' returned losses of shape {tuple(outputs.per_token.shape)} for a micro-batch "
-                f"of (M, T) = {tuple(inputs.mask.shape)}."
-            )
+            raise ValueError(f"{returned} a {type(outputs).__name__}, not LossOutputs.")
         if outputs.aggregation not in AGGREGATIONS:
-            raise ValueError(
-                f"Objective '{self.name}' names the aggregation '{outputs.aggregation}'. Known: "
-                f"{', '.join(AGGREGATIONS)}."
-            )
+            known = ", ".join(AGGREGATIONS)
+            raise ValueError(f"{returned} the aggregation '{outputs.aggregation}'. Known: {known}.")
+        shape = tuple(inputs.mask.shape)
+        if outputs.per_token.shape != shape:
+            raise ValueError(f"{returned} losses of shape {tuple(outputs.per_token.shape)}, not (M, T) = {shape}.")
         for name, value in outputs.metrics.items():
-            if value.ndim and value.shape != inputs.mask.shape:
-                raise ValueError(
-                    f"Objective '{self.name}' returned the metric '{name}' of shape {tuple(value.shape)}, which is "
-                    f"neither a scalar nor (M, T) = {tuple(inputs.mask.shape)}."
-                )
+            if value.ndim and value.shape != shape:
+                wrong = f"the metric '{name}' of shape {tuple(value.shape)}"
+                raise ValueError(f"{returned} {wrong}, which is neither a scalar nor (M, T) = {shape}.")
         return outputs
 
 

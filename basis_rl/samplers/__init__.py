@@ -6,8 +6,17 @@ from typing import Any
 
 from basis_rl.registry import build, name_of
 from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief
-from basis_rl.samplers.draws import DropSolved, Frontier, SpoWeights, Thompson, Uniform, Variance, WeightedSampler
-from basis_rl.samplers.dynamic import DRAWING, Dynamic
+from basis_rl.samplers.draws import (
+    DRAWING,
+    DropSolved,
+    Dynamic,
+    Frontier,
+    SpoWeights,
+    Thompson,
+    Uniform,
+    Variance,
+    WeightedSampler,
+)
 
 __all__ = [
     "SAMPLERS",

@@ -46,10 +46,8 @@ def scaled_belief(belief: ValueBelief, prompt_ids: Sequence[str]) -> tuple[Tenso
     mean, variance = belief.believed(prompt_ids)
     for name, values in (("mean", mean), ("variance", variance)):
         if tuple(values.shape) != (len(prompt_ids),) or not bool(values.isfinite().all()):
-            raise ValueError(
-                f"`{type(belief).__name__}.believed` must return one finite {name} for each of {len(prompt_ids)} "
-                f"prompts, and returned {shown(values)}."
-            )
+            needs = f"must return one finite {name} for each of {len(prompt_ids)} prompts"
+            raise ValueError(f"`{type(belief).__name__}.believed` {needs}, and returned {shown(values)}.")
     return ((mean - low) / (high - low)).clamp(0.0, 1.0), (variance / (high - low) ** 2).clamp(min=0.0)
 
 
@@ -103,10 +101,8 @@ class Draw:
         if correct and not (
             isinstance(ratio, Tensor) and ratio.shape == rows.shape and bool((ratio.isfinite() & (ratio > 0)).all())
         ):
-            raise ValueError(
-                f"`correct` needs a ratio for each of {size} prompts, finite and > 0, and `draw` returned "
-                f"{shown(ratio)}."
-            )
+            needs = f"a ratio for each of {size} prompts, finite and > 0"
+            raise ValueError(f"`correct` needs {needs}, and `draw` returned {shown(ratio)}.")
         try:
             return Draw(rows, ratio, {name: float(value) for name, value in draw.metrics.items()})
         except (AttributeError, TypeError, ValueError):

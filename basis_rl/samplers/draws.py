@@ -1,14 +1,16 @@
-"""The samplers that draw prompts: uniformly, by weights of the believed value, or by a random draw from the belief."""
+"""The registered samplers: uniform, by weights of the believed value, by a random draw from the belief; and DAPO's."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from basis_rl.functional.selection import effective_number, inclusion_probabilities, systematic_sample
+from basis_rl.registry import build
 from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief, believed_shares, pool, shown, subset
 
 
@@ -124,11 +126,9 @@ class Frontier(_ByValue):
         clip: Sequence[float] = (0.1, 10.0),
     ) -> None:
         super().__init__(floor, bonus, correct, clip)
+        # With easy = 0 impossible prompts would have the largest weights.
         if not (hard >= 0 and easy > 0):
-            raise ValueError(
-                f"Frontier needs hard >= 0 and easy > 0, got {hard} and {easy}: with easy = 0 impossible prompts would "
-                "take the largest share of the budget."
-            )
+            raise ValueError(f"Frontier needs hard >= 0 and easy > 0, got {hard} and {easy}.")
         self.hard = hard
         self.easy = easy
 
@@ -223,3 +223,72 @@ class Thompson(PromptSampler):
         ends = torch.tensor([-torch.inf if low <= 0 else low, torch.inf if high >= 1 else high], dtype=torch.float64)
         below, above = torch.special.ndtr((ends[:, None] - mean) / deviation.clamp(min=1e-9))
         return above - below
+
+
+# What draws the prompts whose groups may be drawn again.
+DRAWING: dict[str, type[PromptSampler]] = {
+    "uniform": Uniform,
+    "variance": Variance,
+    "frontier": Frontier,
+    "spo": SpoWeights,
+    "thompson": Thompson,
+    "drop_solved": DropSolved,
+}
+
+
+class Dynamic(PromptSampler):
+    """Groups whose rewards are all equal are replaced by other prompts' (DAPO, 2503.14476, Eq. 11).
+
+    A batch is trained on when every group has two different rewards, or after `max_refills` further draws: then the
+    groups that are left have no variance, as without it. Every rollout that was drawn is counted in ``num_rollouts``,
+    and the belief learns from all of them. A group must have at least two rollouts.
+
+    Departure: DAPO draws whole batches and keeps what is over for the next step; here only as many groups are drawn as
+    are missing (on several ranks, on each as many as on the one that misses most).
+
+    Args:
+        max_refills: draws beyond the first one, >= 1.
+        sampler: what draws, at first and again: a name, ``module:Class`` or an object; by default ``uniform``, as DAPO.
+        sampler_kwargs: its parameters, where it is a name.
+
+    Raises:
+        ValueError: `max_refills` is not a whole number >= 1, or `sampler` cannot be built.
+    """
+
+    def __init__(
+        self,
+        max_refills: int = 4,
+        sampler: str | PromptSampler | None = None,
+        sampler_kwargs: Mapping[str, object] | None = None,
+    ) -> None:
+        if type(max_refills) is not int or max_refills < 1:
+            needs = "dynamic needs a whole number max_refills >= 1"
+            raise ValueError(f"{needs}, got {max_refills}; without refills take 'uniform'.")
+        self.max_refills = max_refills
+        self.sampler = sampler
+        self.sampler_kwargs = sampler_kwargs
+        drawing: Any = sampler or "uniform"
+        if isinstance(drawing, str):
+            drawing = build("sampler", DRAWING, PromptSampler, drawing, dict(sampler_kwargs or {}))
+        self.drawing: PromptSampler = drawing
+        self.needs_belief = self.drawing.needs_belief
+        # A run refuses `correct` here: the chances of a prompt that replaces another are not known.
+        self.correct = self.drawing.correct
+
+    def draw(
+        self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
+    ) -> Draw:
+        return self.drawing.draw(candidates, belief, size, generator)
+
+    def keeps(self, rewards: Tensor) -> Tensor:
+        scored = ~rewards.isnan()
+        # A group without a reward has least above largest, so it is not kept.
+        least = torch.where(scored, rewards, torch.inf).amin(dim=1)
+        largest = torch.where(scored, rewards, -torch.inf).amax(dim=1)
+        return largest > least
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.drawing.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.drawing.load_state_dict(state)

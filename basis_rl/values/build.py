@@ -73,7 +73,9 @@ class TablePlan:
     def __post_init__(self) -> None:
         if self.num_rollouts < 1 or not 0 <= self.early_exit < self.num_rollouts:
             given = f"{self.num_rollouts} and {self.early_exit}"
-            raise ValueError(f"A value table needs at least 1 rollout per prompt and early_exit below it, got {given}.")
+            raise ValueError(
+                f"A value table needs at least one rollout per prompt, and more than early_exit, got {given}."
+            )
         if len(set(self.ids)) < len(self.ids):
             twice = next(prompt_id for prompt_id in self.ids if self.ids.count(prompt_id) > 1)
             raise ValueError(f"The dataset has the prompt_id '{twice}' twice. Remove the duplicates.")

@@ -76,14 +76,12 @@ class Shards:
             known = next((line["identity"] for line in read_lines(path) if "identity" in line), self.identity)
             # Builds of older versions lack this fact.
             since = {"reward_code": self.identity.get("reward_code")}
-            differing = differences({**since, **known}, self.identity)
-            if differing:
+            if differing := differences({**since, **known}, self.identity):
                 older = "id_scheme" in self.identity and "id_scheme" not in known
                 way_out = "Finish it with the version that began it" if older else "Set these back to resume it"
+                found = f"'{folder}' holds the results of a build that was begun otherwise:"
                 raise ValueError(
-                    f"'{folder}' holds the results of a build that was begun otherwise:\n  "
-                    + "\n  ".join(differing)
-                    + f"\n{way_out}, or delete the folder to start again."
+                    "\n  ".join([found, *differing]) + f"\n{way_out}, or delete the folder to start again."
                 )
 
     def records(self) -> Iterator[Record]:

@@ -172,10 +172,8 @@ class KeptSource:
         self.tokenizer = tokenizer
         self.identity = begun(folder)
         if not self.identity:
-            raise ValueError(
-                f"--values_regrade: there are no rollouts in '{folder}'. Build the table with --values_keep_rollouts "
-                "true first, which samples once."
-            )
+            way_out = "Build the table with --values_keep_rollouts true first, which samples once"
+            raise ValueError(f"--values_regrade: there are no rollouts in '{folder}'. {way_out}.")
         self.name: str = self.identity["sampler"]
         seed = self.identity["seed"]
         records = Shards(folder, self.identity).records()
@@ -192,11 +190,9 @@ class KeptSource:
             for each in (self.identity, json.loads(json.dumps(identity)))
         )
         if differing := differences(known, asked):
-            raise ValueError(
-                f"--values_regrade: the rollouts in '{self.folder}' were sampled otherwise:\n  "
-                + "\n  ".join(differing)
-                + "\nOnly the reward may change. Set these back, or build the table without --values_regrade."
-            )
+            found = f"the rollouts in '{self.folder}' were sampled otherwise"
+            way_out = "Only the reward may change. Set these back, or build the table without --values_regrade."
+            raise ValueError("\n  ".join([f"--values_regrade: {found}:", *differing]) + f"\n{way_out}")
 
     def chunks(self, prompts: Prompts, count: int) -> list[list[int]]:
         """Each prompt by itself."""
@@ -214,11 +210,8 @@ class KeptSource:
             packed = self._packed.get(seed)
             prompt, rollouts = unpack(packed) if packed else ("", [])
             if prompt != fingerprint(str(list(prompts[index]))):
-                raise ValueError(
-                    f"--values_regrade: '{self.folder}' has no rollouts of the dataset's prompt {index}: the prompt "
-                    "was another one, --values_early_exit left them out, or they were sampled before "
-                    "--values_keep_rollouts was set. Build the table without --values_regrade."
-                )
+                missing = f"'{self.folder}' has no rollouts of the dataset's prompt {index}: it was another one, or"
+                raise ValueError(f"--values_regrade: {missing} not kept. Build the table without --values_regrade.")
             yield index, rollouts
 
 
@@ -261,10 +254,8 @@ def check_served(url: str, model: str) -> int | None:
     """
     served = Client(url).model()
     if model not in served.names and Path(model).resolve() not in {Path(name).resolve() for name in served.names}:
-        raise ValueError(
-            f"The server at {url} has the model {', '.join(sorted(served.names))}, not '{model}'. Name that model, or "
-            f"start a server with `basis-rl serve {model}`."
-        )
+        has = f"The server at {url} has the model {', '.join(sorted(served.names))}, not '{model}'"
+        raise ValueError(f"{has}. Name that model, or start a server with `basis-rl serve {model}`.")
     return served.max_model_len
 
 

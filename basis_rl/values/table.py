@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from basis_rl.functional.tilt import tilt_bernoulli, tilt_samples
+from basis_rl.functional.basis import tilt_bernoulli, tilt_samples
 from basis_rl.run.artefacts import Kind
 from basis_rl.types import RunContext
 from basis_rl.values.card import card, histogram
@@ -165,10 +165,11 @@ class ValueTable:
         """
         missing = [prompt_id for prompt_id in run.prompts if prompt_id not in self._row]
         if missing:
+            share = f"{len(missing)} of {len(run.prompts)} training prompts"
+            example = f"the first is prompt_id '{missing[0]}'"
             raise ValueError(
-                f"{len(missing)} of {len(run.prompts)} training prompts are not in the value table ({self.source}, "
-                f"{len(self)} prompts); the first is prompt_id '{missing[0]}'. {_REBUILD}, or leave those prompts out. "
-                "(A dataset made elsewhere than by basis_rl.data.load_prompts needs the table's ids as `prompt_id`.)"
+                f"{share} are not in the value table ({self.source}); {example}. {_REBUILD}, or leave them out. "
+                "(A dataset that `load_prompts` did not make needs the table's ids as `prompt_id`.)"
             )
         if accept_mismatch:
             return
@@ -176,19 +177,14 @@ class ValueTable:
         rendered = {k: v for k, v in run.prompts.items() if self.fingerprints.get(k, v) != v}
         if rendered and not any(problem.startswith("chat_template") for problem in problems):
             first, there = next(iter(rendered.items()))
-            problems.append(
-                f"prompt text: {len(rendered)} prompts are rendered otherwise (system prompt or prompt template); "
-                f"prompt_id '{first}': table {self.fingerprints[first]}, run {there}"
-            )
+            example = f"prompt_id '{first}': table {self.fingerprints[first]}, run {there}"
+            problems.append(f"prompt text: {len(rendered)} prompts have another system prompt or template; {example}")
         if problems:
             by_reward = all(problem.startswith("reward") for problem in problems)
             regrade = ", with --values_regrade true if its rollouts were kept" if by_reward else ""
-            raise ValueError(
-                f"The value table ({self.source}) was built for another run:\n  "
-                + "\n  ".join(problems)
-                + f"\n{_REBUILD}{regrade}, or set `accept_mismatch: true` in `baseline_kwargs` if you know that it "
-                "fits."
-            )
+            found = f"The value table ({self.source}) was built for another run:"
+            way_out = f"{_REBUILD}{regrade}, or if it fits, set `accept_mismatch: true` in `baseline_kwargs`."
+            raise ValueError("\n  ".join([found, *problems]) + f"\n{way_out}")
 
     def save(self, path: str | Path) -> Path:
         """Write the folder `path`, replacing a table that is there."""
