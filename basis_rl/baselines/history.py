@@ -14,18 +14,7 @@ from torch import Tensor
 from basis_rl.baselines.base import check_state_keys, where_scorable, with_room
 from basis_rl.baselines.reward_range import TableBelief
 from basis_rl.baselines.text_prior import NO_TEXTS, TextPrior
-from basis_rl.functional.history import (
-    beta_update,
-    drift_grid,
-    expected_sigmoid,
-    filter_update,
-    leave_one_out_shift,
-    prequential_update,
-    shift_grid,
-    shift_log_likelihood,
-    shift_posterior,
-    sigmoid_variance,
-)
+from basis_rl.functional import history as equations
 from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
@@ -114,11 +103,11 @@ class BasisHistory(TableBelief):
         self.smoothing = smoothing
         self.epsilon = epsilon
         self.drift = drift
-        self.drifts = drift_grid() if isinstance(drift, str) else torch.tensor([drift], dtype=torch.float64)
+        self.drifts = equations.drift_grid() if isinstance(drift, str) else torch.tensor([drift], dtype=torch.float64)
         self.log_weights = torch.full_like(self.drifts, -math.log(len(self.drifts)))
         self.shift_drift = shift_drift
         self.prior_variance = prior_variance
-        self.shifts = shift_grid()
+        self.shifts = equations.shift_grid()
         self.shift_mean = 0.0
         self.shift_variance = _UNKNOWN_SHIFT
         self.step = 0
@@ -184,8 +173,8 @@ class BasisHistory(TableBelief):
         common = torch.full_like(mean, self.shift_variance + self.shift_drift)
         beta = self.belief == "beta"
         logit_variance = common if beta else variance + common
-        values = expected_sigmoid(mean, logit_variance)
-        inside = sigmoid_variance(mean, logit_variance)
+        values = equations.expected_sigmoid(mean, logit_variance)
+        inside = equations.sigmoid_variance(mean, logit_variance)
         # A Beta's logit is that of its mean, so its own variance moves the value's variance alone.
         if beta:
             inside = inside + values * (1 - values) / (1 + 1 / (variance * values * (1 - values)))
@@ -202,28 +191,28 @@ class BasisHistory(TableBelief):
         """
         mean, variance, _ = self._belief(prompt_ids)
         own = torch.zeros_like(variance) if self.belief == "beta" else variance
-        return self.log_weights.exp() @ expected_sigmoid(mean + self.shift_mean, own)
+        return self.log_weights.exp() @ equations.expected_sigmoid(mean + self.shift_mean, own)
 
     def _log_prior(self) -> Tensor:
         return -0.5 * (self.shifts - self.shift_mean) ** 2 / (self.shift_variance + self.shift_drift)
 
     def _log_likelihood(self, mean: Tensor, rewards: Tensor) -> Tensor:
-        return shift_log_likelihood(self.log_weights.exp() @ mean, rewards, self.shifts)
+        return equations.shift_log_likelihood(self.log_weights.exp() @ mean, rewards, self.shifts)
 
     def _values(
         self, prompt_ids: list[str], rewards: Tensor, mean: Tensor, variance: Tensor, likelihood: Tensor
     ) -> Tensor:
         """``V_i^(d)`` given all rewards of the batch except the own. ``(D, N)``."""
-        shift, uncertainty = leave_one_out_shift(likelihood, self._log_prior(), self.shifts)
+        shift, uncertainty = equations.leave_one_out_shift(likelihood, self._log_prior(), self.shifts)
         first = {prompt_id: k for k, prompt_id in reversed(list(enumerate(prompt_ids)))}
         index = torch.tensor([first[prompt_id] for prompt_id in prompt_ids], dtype=torch.long)
         # Sums of rewards and counts of the other rollouts of the same prompt: the own reward is taken out again.
         own = torch.stack([torch.nan_to_num(rewards, nan=0.0), (~rewards.isnan()).double()])
         total, count = torch.zeros_like(own).index_add(1, index, own)[:, index] - own
-        values = expected_sigmoid(mean + shift, uncertainty)
+        values = equations.expected_sigmoid(mean + shift, uncertainty)
         # First the prompt's belief learns from the other rollouts, then its value is read.
         mean, _ = self._learn(mean, variance, values, total - count * values, count.expand_as(values))
-        return expected_sigmoid(mean + shift, uncertainty).clamp(self.epsilon, 1 - self.epsilon)
+        return equations.expected_sigmoid(mean + shift, uncertainty).clamp(self.epsilon, 1 - self.epsilon)
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         if not self.range.known:
@@ -234,7 +223,7 @@ class BasisHistory(TableBelief):
         likelihood = self._log_likelihood(mean, rewards)
         weights = self.log_weights.exp()
         values = weights @ self._values(batch.prompt_ids, rewards, mean, variance, likelihood)
-        shift, _ = shift_posterior(likelihood, self._log_prior(), self.shifts)
+        shift, _ = equations.shift_posterior(likelihood, self._log_prior(), self.shifts)
         baseline = self.range.unscaled(values)
         if self.lcb > 0:
             lower = baseline - self.lcb * self.believed(batch.prompt_ids, texts)[1].sqrt()
@@ -259,7 +248,7 @@ class BasisHistory(TableBelief):
         rewards = self.range.scaled(batch.rewards)
         mean, variance, _ = self._belief(batch.prompt_ids)
         likelihood = self._log_likelihood(mean, rewards)
-        shift, uncertainty = shift_posterior(likelihood, self._log_prior(), self.shifts)
+        shift, uncertainty = equations.shift_posterior(likelihood, self._log_prior(), self.shifts)
         values = torch.sigmoid(mean + shift)
         scored = ~rewards.isnan()
         rated = [name for name, use in zip(batch.prompt_ids, scored.tolist(), strict=True) if use]
@@ -272,7 +261,7 @@ class BasisHistory(TableBelief):
             count = zeros.index_add(1, index, torch.ones_like(values)[:, scored])
             before, spread, value = (zeros.index_copy(1, index, x[:, scored]) for x in (mean, variance, values))
             self._store(list(position), *self._learn(before, spread, value, residual, count))
-            self.log_weights = prequential_update(self.log_weights, predicted, rewards, _FORGETTING)
+            self.log_weights = equations.prequential_update(self.log_weights, predicted, rewards, _FORGETTING)
             self.shift_mean = float(shift)
             self.shift_variance = float(uncertainty)
             if self.text_prior is not None:
@@ -308,8 +297,8 @@ class BasisHistory(TableBelief):
         """
         if self.belief == "beta":
             value = value.clamp(self.epsilon, 1 - self.epsilon)
-            return beta_update(mean, variance, value, residual, count)
-        return filter_update(mean, variance, residual, count * value * (1 - value))
+            return equations.beta_update(mean, variance, value, residual, count)
+        return equations.filter_update(mean, variance, residual, count * value * (1 - value))
 
     def _store(self, prompts: list[str], mean: Tensor, variance: Tensor) -> None:
         rows = torch.tensor([self._row.setdefault(name, len(self._row)) for name in prompts], dtype=torch.long)

@@ -121,9 +121,7 @@ class _Promises:
                 draw = _draw(self.sampler, self.beliefs[name], seed=seed)
                 count[draw.rows] += 1
                 weight[draw.rows] += 0.0 if draw.ratio is None else draw.ratio
-            never = (
-                f"never draws {int((count == 0).sum())} of {len(_IDS)} prompts in {_DRAWS} draws of {_SIZE} ({name})"
-            )
+            never = f"never draws {int((count == 0).sum())} of {len(_IDS)} prompts in {_DRAWS} draws ({name})"
             require((count > 0).all(), f"{never}: a belief that is wrong could not be corrected")
             # E[1_i ratio_i] is the uniform chance.
             expected = weight / _DRAWS / (_SIZE / len(_IDS))

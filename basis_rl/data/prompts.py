@@ -46,12 +46,8 @@ class DataArguments:
     dataset_name: str = option("", "A Hub id, a .json, .jsonl, .parquet or .csv file, or `reasoning_gym:NAME`.")
     dataset_config: str | None = option(None, "The configuration name of a Hub dataset.")
     dataset_train_split: str = option("train", "The split to train on.")
-    dataset_test_split: str | None = option(
-        None, "The split to evaluate on. The default is what test_fraction holds out."
-    )
-    dataset_kwargs: dict[str, Any] | str = option(
-        None, "The arguments of reasoning-gym (size, seed, ...).", factory=dict
-    )
+    dataset_test_split: str | None = option(None, "The split to evaluate on; by default what test_fraction holds out.")
+    dataset_kwargs: dict[str, Any] | str = option(None, "Arguments of reasoning-gym (size, seed, ...).", factory=dict)
     prompt_column: str | None = option(
         None, f"The column of the problem. The default is the first of {', '.join(PROMPT_COLUMNS)}."
     )
@@ -88,11 +84,7 @@ class DataArguments:
 
 
 def load_prompts(
-    data: DataArguments,
-    *,
-    conversational: bool,
-    held_out: bool = False,
-    reads: Collection[str] = ("solution",),
+    data: DataArguments, *, conversational: bool, held_out: bool = False, reads: Collection[str] = ("solution",)
 ) -> Dataset:
     """The training problems (or with `held_out` the others): ``prompt``, ``solution``, ``prompt_id``, all columns.
 

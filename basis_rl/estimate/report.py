@@ -137,9 +137,7 @@ def arithmetic(args: BasisConfig, problems: int, warn: Warn) -> str:
         seen = f"each prompt is seen {epochs:.3g} time(s), answered {epochs * args.num_generations:.3g} time(s)"
         lines.append(f"That is {epochs:.3g} epoch(s): {seen}.")
     if generated != int(generated) or updates != int(updates):
-        part = (
-            f"{total} optimizer steps are {generated:g} generation batches of {updates:g} steps: some are used in part"
-        )
+        part = f"{total} optimizer steps are {generated:g} generation batches of {updates:g} steps, some used in part"
         warn(f"{part}. Choose max_steps and gradient_accumulation_steps so that both numbers are whole.")
     return "\n".join(lines)
 

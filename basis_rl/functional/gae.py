@@ -27,13 +27,7 @@ def reward_to_go(rewards: Tensor, kl: Tensor | None, action_mask: Tensor) -> Ten
 
 
 def gae(
-    rewards: Tensor,
-    values: Tensor,
-    action_mask: Tensor,
-    kl: Tensor | None = None,
-    *,
-    gamma: float,
-    lam: float,
+    rewards: Tensor, values: Tensor, action_mask: Tensor, kl: Tensor | None = None, *, gamma: float, lam: float
 ) -> Tensor:
     """Generalised advantage estimates, arXiv:1506.02438, Eq. 16, over the action tokens a = 0 .. A-1 of a rollout::
 

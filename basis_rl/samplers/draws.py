@@ -155,11 +155,7 @@ class DropSolved(_ByValue):
     """
 
     def __init__(
-        self,
-        solved: float = 0.9,
-        floor: float = 0.02,
-        correct: bool = False,
-        clip: Sequence[float] = (0.1, 10.0),
+        self, solved: float = 0.9, floor: float = 0.02, correct: bool = False, clip: Sequence[float] = (0.1, 10.0)
     ) -> None:
         super().__init__(floor, 0.0, correct, clip)
         if not 0 < solved < 1 or floor > 1:
