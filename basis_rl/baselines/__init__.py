@@ -103,5 +103,4 @@ def build_baseline(name: str, **params: Any) -> Baseline:
     Raises:
         ValueError: unknown name, unknown or missing parameter, or a parameter that the baseline refuses.
     """
-    built: Baseline = build("baseline", BASELINES, Baseline, name, params)
-    return built
+    return build("baseline", BASELINES, Baseline, name, params)

@@ -87,5 +87,4 @@ def _leave_one_out(features: Tensor, rewards: Tensor, weights: Tensor, counts: T
     ridge = ((weights.sum() - weights) / others).clamp(min=1e-12)
     left = outer.sum(dim=0) - outer + ridge[:, None, None] * torch.eye(3, dtype=torch.float64)
     right = moment.sum(dim=0) - moment + ridge[:, None] * torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
-    found: Tensor = torch.linalg.solve(left, right[:, :, None])[:, :, 0]
-    return found
+    return torch.linalg.solve(left, right[:, :, None])[:, :, 0]

@@ -166,8 +166,7 @@ class ValueHead(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         with torch.autocast(hidden_states.device.type, enabled=False):
             inner = nn.functional.silu(self.inner(self.norm(hidden_states.float())))
-            values: Tensor = self.outer(inner)[..., 0]
-        return values
+            return self.outer(inner)[..., 0]
 
 
 class ValueModel(nn.Module):
@@ -208,8 +207,7 @@ class ValueModel(nn.Module):
             inputs["position_ids"] = position_ids
         hidden = self.backbone(**inputs, use_cache=False).last_hidden_state
         before = hidden[:, :-1] if packing is None else packing.unpack(hidden)
-        values: Tensor = self.head(before[:, -tokens:])
-        return values
+        return self.head(before[:, -tokens:])
 
     def gradient_checkpointing_enable(self) -> None:
         """As of transformers' models, which do it in training mode only: layers are computed again in the backward."""

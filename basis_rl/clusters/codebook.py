@@ -52,8 +52,7 @@ class Encoder:
     def revision(self) -> str | None:
         """The commit of a Hub model, None for a folder."""
         config = getattr(getattr(self.model[0], "auto_model", None), "config", None)
-        commit: str | None = getattr(config, "_commit_hash", None)
-        return commit
+        return getattr(config, "_commit_hash", None)
 
     def __call__(self, texts: Sequence[str], *, progress: bool = False) -> np.ndarray:
         """``(P, D)`` float32, rows of length 1. Texts beyond the model's maximum length are cut, as it does."""
@@ -213,8 +212,7 @@ class PromptClusters:
         centroids = self.centroids.astype(np.float64)
         # |v|^2 is left out: it is the same for all centroids.
         distance = (centroids**2).sum(axis=1) - 2.0 * vectors.astype(np.float64) @ centroids.T
-        nearest: list[int] = distance.argmin(axis=1).tolist()
-        return nearest
+        return distance.argmin(axis=1).tolist()
 
     def save(self, path: str | Path) -> Path:
         """Write the folder `path`, replacing a codebook that is there."""

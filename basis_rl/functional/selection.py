@@ -26,8 +26,7 @@ def inclusion_probabilities(weights: Tensor, size: int) -> Tensor:
         ValueError: weights that are negative or not finite, or fewer than `size` of them positive.
     """
     w = weights.double()
-    if not bool(w.isfinite().all()) or bool((w < 0).any()):
-        bad = int((~w.isfinite() | (w < 0)).sum())
+    if bad := int((~w.isfinite() | (w < 0)).sum()):
         raise ValueError(f"{bad} of {w.numel()} weights are negative or not finite; a weight is a number >= 0.")
     given = int((w > 0).sum())
     # A sum of very small or very large weights stays finite.

@@ -8,7 +8,7 @@ advantage becomes a loss.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -74,10 +74,9 @@ class LossInputs:
     def only_actions(self) -> LossInputs:
         """The same with exact zeros outside the mask, so that nothing there can have an influence."""
         mask = self.mask.bool()
-        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("mask", "settings")}
-        tensors = {name: value for name, value in given.items() if value is not None and value.ndim == 2}
-        zeroed: dict[str, Any] = {name: torch.where(mask, value, 0.0) for name, value in tensors.items()}
-        return replace(self, mask=mask, **zeroed)
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor) and x.ndim == 2}
+        zeroed: dict[str, Any] = {name: torch.where(mask, x, 0.0) for name, x in tensors.items()}
+        return replace(self, **{**zeroed, "mask": mask})
 
 
 @dataclass(frozen=True, kw_only=True)

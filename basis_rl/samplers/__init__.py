@@ -48,5 +48,4 @@ def build_sampler(name: str, **params: Any) -> PromptSampler:
     Raises:
         ValueError: unknown name, unknown or missing parameter, or a parameter that the sampler refuses.
     """
-    built: PromptSampler = build("prompt_sampler", SAMPLERS, PromptSampler, name, params)
-    return built
+    return build("prompt_sampler", SAMPLERS, PromptSampler, name, params)

@@ -72,10 +72,8 @@ class TablePlan:
 
     def __post_init__(self) -> None:
         if self.num_rollouts < 1 or not 0 <= self.early_exit < self.num_rollouts:
-            given = f"{self.num_rollouts} and {self.early_exit}"
-            raise ValueError(
-                f"A value table needs at least one rollout per prompt, and more than early_exit, got {given}."
-            )
+            needs = "at least one rollout per prompt, and more than early_exit"
+            raise ValueError(f"A value table needs {needs}, got {self.num_rollouts} and {self.early_exit}.")
         if len(set(self.ids)) < len(self.ids):
             twice = next(prompt_id for prompt_id in self.ids if self.ids.count(prompt_id) > 1)
             raise ValueError(f"The dataset has the prompt_id '{twice}' twice. Remove the duplicates.")
@@ -199,16 +197,10 @@ class _Build:
         mine = self.source.chunks(self.prompts, max(self.plan.parts))[shard::of]
         own = {self.ids[i] for chunk in mine for i in chunk}
         finished = sum(self._note(record) * (record.prompt_id in own) for record in self.shards.records())
-        with (
-            self.shards.writer(shard, of) as write,
-            tqdm(
-                total=len(own) * self.plan.num_rollouts,
-                initial=finished,
-                desc="value table" + (f" {shard}/{of}" if of > 1 else ""),
-                unit="rollout",
-                mininterval=2,
-            ) as progress,
-        ):
+        total = len(own) * self.plan.num_rollouts
+        name = "value table" + (f" {shard}/{of}" if of > 1 else "")
+        bar = tqdm(total=total, initial=finished, desc=name, unit="rollout", mininterval=2)
+        with self.shards.writer(shard, of) as write, bar as progress:
             for part in range(len(self.plan.parts)):
                 for record in self._records(mine, part):
                     write(record.line())
@@ -254,5 +246,4 @@ class _Build:
         columns = [call(function, [row for row, _ in rows], said) for function in self.plan.reward_funcs]
         scores = torch.tensor(columns, dtype=torch.float32).T
         total = (scores * self.weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
-        result: list[float] = total.tolist()
-        return result
+        return total.tolist()

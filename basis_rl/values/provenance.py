@@ -109,8 +109,7 @@ def rendered_prompt(prompt: str | list[dict[str, Any]], tokenizer: Any, template
     """The text that the model is given: the prompt itself, or the conversation in the tokenizer's chat template."""
     if isinstance(prompt, str):
         return prompt
-    text: str = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **template_kwargs)
-    return text
+    return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **template_kwargs)
 
 
 def run_provenance(

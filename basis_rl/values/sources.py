@@ -185,11 +185,11 @@ class KeptSource:
         Raises:
             ValueError: says where the two differ.
         """
-        known, asked = (
-            {key: value for key, value in each.items() if key not in _OF_THE_REWARD}
-            for each in (self.identity, json.loads(json.dumps(identity)))
-        )
-        if differing := differences(known, asked):
+
+        def sampled(facts: Mapping[str, Any]) -> dict[str, Any]:
+            return {key: value for key, value in facts.items() if key not in _OF_THE_REWARD}
+
+        if differing := differences(sampled(self.identity), sampled(json.loads(json.dumps(identity)))):
             found = f"the rollouts in '{self.folder}' were sampled otherwise"
             way_out = "Only the reward may change. Set these back, or build the table without --values_regrade."
             raise ValueError("\n  ".join([f"--values_regrade: {found}:", *differing]) + f"\n{way_out}")
@@ -233,8 +233,7 @@ def addresses(urls: Sequence[str], options: ServerOptions | None) -> Iterator[li
 def load_model(name: str, *, use_cpu: bool = False, **settings: Any) -> PreTrainedModel:
     """A model on the GPU, if there is one."""
     model: Any = AutoModelForCausalLM.from_pretrained(name, **settings)
-    loaded: PreTrainedModel = model.to("cuda" if torch.cuda.is_available() and not use_cpu else "cpu")
-    return loaded
+    return model.to("cuda" if torch.cuda.is_available() and not use_cpu else "cpu")
 
 
 def ends_of(name: str, config: object, tokenizer: PreTrainedTokenizerBase, revision: str | None) -> list[int]:

@@ -86,8 +86,7 @@ class ValueTable:
 
     def rewards(self, prompt_id: str) -> list[float]:
         """The scored rewards of one prompt."""
-        rewards: list[float] = self._rewards[self._row[prompt_id]].tolist()
-        return rewards
+        return self._rewards[self._row[prompt_id]].tolist()
 
     @property
     def means(self) -> Tensor:
@@ -115,8 +114,7 @@ class ValueTable:
     @property
     def template_day(self) -> str | None:
         """The day that chat templates wrote into its prompts (`basis_rl.engine.template_day`)."""
-        day: str | None = self.provenance.get("template_day")
-        return day
+        return self.provenance.get("template_day")
 
     @property
     def num_rollouts(self) -> int:
