@@ -15,12 +15,11 @@ from basis_rl.baselines.base import (
 )
 from basis_rl.baselines.basis import Basis
 from basis_rl.baselines.bv_blend import BVBlend
-from basis_rl.baselines.group import DrGrpo, Gdpo, Grpo, MaxRl, PassAtK, Quantile, Rloo
+from basis_rl.baselines.group import DrGrpo, Ebpo, Gdpo, Grpo, JamesStein, MaxRl, PassAtK, Quantile, Rloo
 from basis_rl.baselines.history import BasisHistory
 from basis_rl.baselines.least_variance import LeastVariance
 from basis_rl.baselines.ppo import Ppo
 from basis_rl.baselines.reinforce import BatchMean, NoBaseline, ReinforcePP, ReinforcePPBaseline, ReMax, WReinforce
-from basis_rl.baselines.shrinkage import Ebpo, JamesStein
 from basis_rl.baselines.spo import Spo
 from basis_rl.baselines.token import EnergyBaseline, IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline
 from basis_rl.registry import build, name_of

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from basis_rl.baselines.base import check_state_keys, where_scorable, with_room
 from basis_rl.baselines.reward_range import TableBelief
-from basis_rl.baselines.text_prior import NO_TEXTS, TextPrior
 from basis_rl.functional import history as equations
+from basis_rl.functional.regression import hashed_words, predicted_logits, regression_update
 from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
@@ -25,6 +25,11 @@ Belief = Literal["beta", "gaussian"]
 _UNKNOWN_SHIFT = 100.0
 # Weights of the drifts remember about 1 / (1 - 0.97) = 33 batches: a run may stand still first and move later.
 _FORGETTING = 0.97
+# Of the text prior: places that words are hashed to, and what a batch leaves of the certainty of those before it, since
+# the policy moves, and not all texts alike.
+_WIDTH = 128
+_KEEP = 0.999
+NO_TEXTS: Mapping[str, str] = {}
 
 
 class BasisHistory(TableBelief):
@@ -45,7 +50,7 @@ class BasisHistory(TableBelief):
        ``log w_d <- 0.97 log w_d + sum_i log p(r_i | V_i^(d))``. The shift comes from the mean belief over d.
 
     ``prior="text"`` starts prompts that were never seen at a regression on the words of all prompts so far
-    (`basis_rl.baselines.text_prior`). ``lcb=k`` takes ``b_i = max(V_i - k sd_i, 0)`` on the scale from 0 to 1, with the
+    (`TextPrior`). ``lcb=k`` takes ``b_i = max(V_i - k sd_i, 0)`` on the scale from 0 to 1, with the
     standard deviation of `believed` before the batch: below the value, right rollouts weigh more than wrong ones
     (Arnal et al., 2506.20520). The gradient stays unbiased.
 
@@ -339,3 +344,66 @@ class BasisHistory(TableBelief):
 def _texts(batch: RolloutBatch) -> Mapping[str, str]:
     """The texts of the batch's prompts, by their ids."""
     return NO_TEXTS if batch.prompt_texts is None else dict(zip(batch.prompt_ids, batch.prompt_texts, strict=True))
+
+
+class TextPrior:
+    """``x_i ~ N(w . phi_i, phi_i S phi_i' + own)`` about the logit of prompt i, beside the shift that all have in
+    common.
+
+    ``phi`` are hashed words and pairs of words; ``w ~ N(m, S)`` is learnt from all rewards so far by Bayesian logistic
+    regression. Before the first batch the variance is that of the flat prior: three quarters of it are what texts may
+    explain, one quarter (`own`) is what no text tells.
+
+    Args:
+        variance: of the flat prior, > 0.
+    """
+
+    def __init__(self, variance: float) -> None:
+        self.own = variance / 4
+        self.mean = torch.zeros(_WIDTH, dtype=torch.float64)
+        self.covariance = 0.75 * variance * torch.eye(_WIDTH, dtype=torch.float64)
+        self._row: dict[str, int] = {}
+        # A million prompts are 256 MB.
+        self._features = torch.zeros((0, _WIDTH), dtype=torch.float16)
+
+    def know(self, texts: Mapping[str, str]) -> None:
+        """Take in the texts of prompts, by their ids; for all calls to come."""
+        new = {name: text for name, text in texts.items() if name not in self._row}
+        if new:
+            known = len(self._row)
+            self._row.update({name: known + place for place, name in enumerate(new)})
+            self._features = with_room(self._features, len(self._row))
+            self._features[known : len(self._row)] = hashed_words(list(new.values()), _WIDTH).half()
+
+    def __call__(self, prompt_ids: Sequence[str], texts: Mapping[str, str] = NO_TEXTS) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the logits, ``(P,), (P,)`` float64.
+
+        Args:
+            prompt_ids: of the prompts.
+            texts: of those that were not taken in; a prompt without a text has mean and variance of no words.
+        """
+        features = self._of(prompt_ids)
+        new = [row for row, name in enumerate(prompt_ids) if name not in self._row and name in texts]
+        if new:
+            # Rounded as what is taken in.
+            features[new] = hashed_words([texts[prompt_ids[row]] for row in new], _WIDTH).half().float()
+        mean, variance = predicted_logits(self.mean.float(), self.covariance.float(), features)
+        return mean.double(), variance.double() + self.own
+
+    def _of(self, prompt_ids: Sequence[str]) -> Tensor:
+        rows = torch.tensor([self._row.get(name, -1) for name in prompt_ids], dtype=torch.long)
+        features = torch.zeros((len(rows), _WIDTH), dtype=torch.float32)
+        features[rows >= 0] = self._features[rows[rows >= 0]].float()
+        return features
+
+    def update(self, prompt_ids: Sequence[str], rewards: Tensor, shift: float) -> None:
+        """Learn from ``(N,)`` rewards in [0, 1], NaN where there is none."""
+        features = self._of(prompt_ids).double()
+        self.mean, self.covariance = regression_update(self.mean, self.covariance / _KEEP, features, rewards, shift)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean.clone(), "covariance": self.covariance.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.mean = state["mean"].clone()
+        self.covariance = state["covariance"].clone()

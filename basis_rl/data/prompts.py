@@ -315,17 +315,16 @@ def _reasoning_gym(name: str, kwargs: dict[str, Any] | str) -> Dataset:
         raise ValueError(f"dataset_name: reasoning-gym cannot make '{name}' from {options}: {error}") from error
     rows = []
     for index, row in enumerate(generated):
-        cell = json.dumps({"dataset": name, "config": options, **_entry(row, index)})
+        try:
+            # The entry itself saves the scorer making it again.
+            entry = {"entry": _with_tuples(row)}
+        except TypeError:
+            # It holds more than JSON and tuples can say: the scorer makes it again, and compares the question.
+            digest = hashlib.sha256(row["question"].encode()).hexdigest()[:16]
+            entry = {"index": index, "question_sha256": digest}
+        cell = json.dumps({"dataset": name, "config": options, **entry})
         rows.append({"question": row["question"], "answer": row["answer"] or "", GYM_COLUMN: cell})
     return Dataset.from_list(rows)
-
-
-def _entry(row: dict[str, Any], index: int) -> dict[str, Any]:
-    """The entry itself, which saves making it again; what names it where it is more than JSON and tuples can say."""
-    try:
-        return {"entry": _with_tuples(row)}
-    except TypeError:
-        return {"index": index, "question_sha256": hashlib.sha256(row["question"].encode()).hexdigest()[:16]}
 
 
 def _with_tuples(value: Any) -> Any:

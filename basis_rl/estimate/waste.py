@@ -9,7 +9,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from basis_rl.functional.solve_rates import fit_beta, without_variance
+from basis_rl.functional.passk import fit_beta, without_variance
 from basis_rl.samplers import SAMPLERS, PromptSampler, sampler_name
 from basis_rl.text import aligned
 

@@ -59,9 +59,7 @@ def build_objective(objective: str | AnyObjective | Callable[..., Any]) -> AnyOb
     Raises:
         ValueError: unknown name, or a function that does not declare what it takes.
     """
-    found: Any = objective
-    if isinstance(objective, str):
-        found = find("objective", OBJECTIVES, objective)
+    found: Any = find("objective", OBJECTIVES, objective) if isinstance(objective, str) else objective
     if isinstance(found, (Objective, TrlObjective)):
         return found
     name = objective if isinstance(objective, str) else getattr(objective, "__name__", repr(objective))

@@ -98,9 +98,8 @@ class Draw:
         # A prompt that is drawn twice would be two groups, and count twice.
         if len(rows.unique()) != size or int(rows.min()) < 0 or int(rows.max()) >= candidates:
             raise ValueError(f"`draw` did not draw {size} different prompts out of {candidates}.")
-        if correct and not (
-            isinstance(ratio, Tensor) and ratio.shape == rows.shape and bool((ratio.isfinite() & (ratio > 0)).all())
-        ):
+        fits = isinstance(ratio, Tensor) and ratio.shape == rows.shape and bool((ratio.isfinite() & (ratio > 0)).all())
+        if correct and not fits:
             needs = f"a ratio for each of {size} prompts, finite and > 0"
             raise ValueError(f"`correct` needs {needs}, and `draw` returned {shown(ratio)}.")
         try:

@@ -49,16 +49,16 @@ def model_revision(name_or_path: str, commit: str | None = None) -> str | None:
     return digest.hexdigest()[:16] if weights else None
 
 
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
 def reward_identity(reward_funcs: Sequence[Callable[..., Any]], weights: Sequence[float] | None = None) -> str:
     """Names of the reward functions with the ``version`` that they state, and the weights where they are not all 1.
 
     The rewards that environments give come last, without an entry in `weights`: TRL weighs them 1.
     """
-    names = []
-    for func in reward_funcs:
-        name = getattr(func, "__name__", type(func).__name__)
-        version = getattr(func, "version", None)
-        names.append(f"{name}[{version}]" if version else name)
+    names = [_name(func) + (f"[{func.version}]" if getattr(func, "version", None) else "") for func in reward_funcs]
     if weights is not None and any(w != 1 for w in weights):
         weights = [*weights, *[1.0] * (len(names) - len(weights))]
         names = [f"{w:g}*{name}" for w, name in zip(weights, names, strict=True)]
@@ -86,10 +86,9 @@ def weights_fingerprint(model: torch.nn.Module) -> str | None:
 
 def reward_code(reward_funcs: Sequence[Callable[..., Any]]) -> str:
     """What computes the rewards, where `reward_identity` has their names and versions only (`code_identity`)."""
-    names = [getattr(func, "__name__", type(func).__name__) for func in reward_funcs]
     models = [weights_fingerprint(func) if isinstance(func, torch.nn.Module) else None for func in reward_funcs]
-    codes = [model or code_identity(func) for model, func in zip(models, reward_funcs, strict=True)]
-    return " + ".join(f"{name} {code}" for name, code in zip(names, codes, strict=True))
+    pairs = zip(reward_funcs, models, strict=True)
+    return " + ".join(f"{_name(func)} {model or code_identity(func)}" for func, model in pairs)
 
 
 def mismatches(table: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:

@@ -13,12 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import yaml
 from torch import Tensor
 
 from basis_rl.functional.basis import tilt_bernoulli, tilt_samples
 from basis_rl.run.artefacts import Kind
+from basis_rl.run.record import is_hub_id
+from basis_rl.text import render
 from basis_rl.types import RunContext
-from basis_rl.values.card import card, histogram
 from basis_rl.values.provenance import mismatches
 
 KIND = Kind("value table", "rewards.parquet", 1, "basis-rl values RECIPE")
@@ -230,12 +232,51 @@ class ValueTable:
         )
 
     def describe(self) -> str:
-        """The distribution of the mean rewards as text."""
-        return histogram(self.means, self.reward_range)
+        """The distribution of the mean rewards as text: a histogram of ten bins, and the shares at both ends."""
+        counts = torch.histc(self._mean, bins=10, min=0, max=1).long().tolist()
+        lines = [f"{len(self)} prompts, mean reward {float(self._mean.mean()):.3f} (as a share of {self.reward_range})"]
+        for i, count in enumerate(counts):
+            bar = "#" * round(40 * count / max(counts))
+            lines.append(f"  {i / 10:.1f} - {(i + 1) / 10:.1f}  {count:7d}  {bar}")
+        never = float((self._mean == 0).double().mean())
+        always = float((self._mean == 1).double().mean())
+        lines.append(f"  never solved {never:.1%}, always solved {always:.1%}")
+        return "\n".join(lines)
 
     def card(self, repo_id: str, license: str | None = None) -> str:
-        """The README of the dataset repository `repo_id`."""
-        return card(repo_id, self._count.int().tolist(), self.describe(), self.provenance, license)
+        """The README of the dataset repository `repo_id`: front matter, how the table was built, how to load it.
+
+        Without a `license` (an identifier of the Hub) the owner has to add one.
+        """
+        known = self.provenance
+        model = str(known.get("model") or "an unnamed model")
+        # Without the path, if it is a local folder.
+        name = model if is_hub_id(model) else Path(model).name
+        front: dict[str, Any] = {
+            **({"license": license} if license else {}),
+            "pretty_name": f"Value table of {name}",
+            "tags": ["basis-rl", "value-table", "reinforcement-learning", "rlvr"],
+            "size_categories": [_size_category(len(self))],
+            "configs": [{"config_name": "default", "data_files": KIND.main_file}],
+            **({"base_model": model} if is_hub_id(model) else {}),
+        }
+        shown = {**known, "model": name if known.get("model") else None}
+        shown["early_exit"] = f"{known['early_exit']} rollouts" if known.get("early_exit") else None
+        if known.get("truncated") is not None and known.get("rollouts"):
+            shown["truncated"] = f"{known['truncated']} ({known['truncated'] / known['rollouts']:.1%})"
+        least, most = (int(count) for count in self._count.aminmax())
+        return render(
+            Path(__file__).with_name("card.md.jinja"),
+            front=yaml.safe_dump(front, sort_keys=False).rstrip(),
+            name=name,
+            repo_id=repo_id,
+            prompts=len(self),
+            rollouts=f"{least}" if least == most else f"{least} to {most}",
+            shown=shown,
+            exit_after=known.get("early_exit"),
+            planned=known.get("num_rollouts"),
+            description=self.describe(),
+        )
 
     def push_to_hub(
         self, repo_id: str, *, private: bool | None = None, token: str | None = None, license: str | None = None
@@ -255,3 +296,10 @@ def _default_range(rewards: np.ndarray) -> tuple[float, float]:
     high = float(rewards.max())
     # Rewards between 0 and 1 have that range, even if none of them reaches an end.
     return (0.0, 1.0) if low >= 0.0 and high <= 1.0 else (low, high if high > low else low + 1.0)
+
+
+def _size_category(n: int) -> str:
+    for bound, name in ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K")):
+        if n < bound:
+            return name
+    return "100K<n<1M"

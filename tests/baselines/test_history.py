@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from basis_rl.baselines import BasisHistory, history
-from basis_rl.baselines.text_prior import TextPrior
+from basis_rl.baselines.history import TextPrior
 from basis_rl.functional.history import drift_grid, shift_grid
 from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
