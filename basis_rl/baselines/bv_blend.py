@@ -69,9 +69,7 @@ class BVBlend(Baseline):
     """
 
     uses_own_reward = True
-    ON_MISSING: ClassVar[dict[str, str]] = {
-        "clusters": "the folder of a prompt codebook, which `basis-rl clusters RECIPE` builds."
-    }
+    ON_MISSING: ClassVar[dict[str, str]] = {"clusters": "the folder that `basis-rl clusters RECIPE` writes."}
     scales = True
 
     def __init__(
@@ -205,11 +203,8 @@ class BVBlend(Baseline):
     def state_dict(self) -> dict[str, Any]:
         seen = sorted(self.history)
         moments = torch.tensor([self.history[k] for k in seen], dtype=torch.float64).reshape(-1, 3)
-        return {
-            "cluster": seen,
-            "reward_range": self.range.ends,
-            **{name: moments[:, k].clone() for k, name in enumerate(_COLUMNS)},
-        }
+        columns = {name: moments[:, k].clone() for k, name in enumerate(_COLUMNS)}
+        return {"cluster": seen, "reward_range": self.range.ends, **columns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_state_keys(self, state, ("cluster", "reward_range", *_COLUMNS))

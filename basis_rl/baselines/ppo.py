@@ -144,9 +144,8 @@ class Ppo(LearnedBaseline):
         values, estimate, counts = self._estimate(batch, self.critic_lam)
         old, targets, counts = (x.to(predicted.device) for x in (values.float(), (values + estimate).float(), counts))
         loss, clipped = clipped_value_loss(predicted, old, targets, self.cliprange_value)
-        return TokenLoss(
-            per_token=loss, counts=counts, metrics={"value_loss": loss.detach(), "value_clip_fraction": clipped}
-        )
+        metrics = {"value_loss": loss.detach(), "value_clip_fraction": clipped}
+        return TokenLoss(per_token=loss, counts=counts, metrics=metrics)
 
 
 class ValueHead(nn.Module):

@@ -254,10 +254,9 @@ def load_rows(data: DataArguments) -> Dataset:
     except ValueError:
         raise
     except Exception as error:
-        raise ValueError(
-            f"dataset_name: '{name}' could not be loaded ({type(error).__name__}: {str(error)[:200]}). It must be a "
-            f"Hub id, the path of a file ({', '.join(FORMATS)}), or {_GYM}NAME."
-        ) from error
+        said = f"could not be loaded ({type(error).__name__}: {str(error)[:200]})"
+        forms = f"a Hub id, the path of a file ({', '.join(FORMATS)}), or {_GYM}NAME"
+        raise ValueError(f"dataset_name: '{name}' {said}. It must be {forms}.") from error
 
 
 def _load_file(path: Path) -> Dataset:

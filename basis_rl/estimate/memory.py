@@ -332,12 +332,8 @@ def generation_parts(size: ModelSize, setting: Setting) -> list[Part]:
 
 def memory_parts(size: ModelSize, setting: Setting) -> list[Part]:
     """All parts of one GPU; see the functions above."""
-    return [
-        *static_parts(size, setting),
-        *backward_parts(size, setting),
-        *step_parts(size, setting),
-        *generation_parts(size, setting),
-    ]
+    held = static_parts(size, setting) + backward_parts(size, setting)
+    return held + step_parts(size, setting) + generation_parts(size, setting)
 
 
 def peak(parts: Sequence[Part]) -> float:
