@@ -31,38 +31,29 @@ class Basis(Baseline):
 
     1. For each candidate ``beta`` the table gives the initial value ``V_i`` of the tilted reference policy (Eq. 5).
     2. ``b_i`` refines ``V_i`` with the rewards of the other rollouts of the batch (Eqs. 7, 8, 9: `refine`).
-    3. ``beta`` is the candidate that explains this batch's rewards best:
+    3. ``beta`` is the candidate that explains this batch's rewards best (`calibration`).
 
-       - ``common`` minimises ``mean_i (r_i - b_i)^2`` (Eq. 6) over one set of prompts, the same for every beta;
-       - ``likelihood`` minimises the cross-entropy of ``r_i`` under ``V_i``, over the same set;
-       - ``literal`` is Eq. 6 to the letter: the average runs over the prompts that are active FOR THAT beta. Small
-         betas drop all but the hardest prompts, which have almost no variance, so they win and ruin the baseline. It is
-         here to be compared with, not to be used;
-       - ``none`` keeps the reference policy's values, ``beta = infinity``: with ``weighting="none"`` the static
-         baseline of PVPO (arXiv:2508.21104), which does not follow the policy.
+    A prompt is active if ``epsilon < V_i < 1 - epsilon`` (Eq. 4), V being the reference policy's value, with ``literal``
+    the value at that beta. Others have ``b = 0``, and so has a batch with fewer than two active prompts (Appendix D). With
+    ``smoothing > 0`` every prompt is active. ``b_i`` uses ``r_i`` only through the choice of beta. No scaling.
 
-    A prompt is active if ``epsilon < V_i < 1 - epsilon`` (Eq. 4), where ``V_i`` is the reference policy's value
-    (``common``, ``likelihood``) or the value at that beta (``literal``). Others fall back to ``b = 0``, and so does a
-    batch with fewer than two active prompts (Appendix D). With ``smoothing > 0`` no prompt is inactive.
-
-    ``b_i`` uses ``r_i`` only through the choice of beta, a number that all rewards of the batch choose together.
-    Rollouts of the same prompt (G > 1) count as further sources. No scaling.
-
-    Departures from the paper: ``smoothing`` (0.5 = Jeffreys; 0 = the paper), the common set, and rewards other than 0/1
-    (see `ValueTable.tilt`). Values are clamped to ``[epsilon, 1 - epsilon]`` before they become weights.
+    Departures from the paper: `smoothing`, the common set of prompts, and rewards other than 0/1 (`ValueTable.tilt`).
+    Values are clamped to ``[epsilon, 1 - epsilon]`` before they become weights.
 
     Metrics: ``beta``; ``active``, the share of rollouts with an active prompt; ``fallback``, the share of scored
-    rollouts with ``b = 0`` because there is none; ``calibration_loss``, the minimum, where at least two of the active
-    are scored; ``reward_from_0.25`` and the like, the mean reward of the prompts that the reference solves in a quarter
-    to a half of its rollouts: what is learnt where.
+    rollouts with ``b = 0`` because there is none; ``calibration_loss``, the minimum; ``reward_from_0.25`` and the like,
+    the mean reward of prompts that the reference solves in a quarter to a half of its rollouts.
 
     Args:
         values: the table, its folder, or its Hub id.
         weighting: ``unb`` (best linear unbiased), ``vop`` (shrunk towards 0), ``rvg`` (mean of ratios), or ``none``:
-            the table's value at the calibrated beta, the initial estimator of the paper's Figure 2.
-        smoothing: pseudo-rollouts at each end of the reward range, >= 0.
+            the initial value at the calibrated beta, as in the paper's Figure 2.
+        smoothing: pseudo-rollouts at each end of the reward range, >= 0: 0.5 is Jeffreys' prior, 0 the paper.
         epsilon: activity threshold, in (0, 0.5).
-        calibration: how beta is chosen.
+        calibration: ``common`` minimises ``mean_i (r_i - b_i)^2`` (Eq. 6) over the same prompts for every beta;
+            ``likelihood`` the cross-entropy of ``r_i`` under ``V_i``, over these prompts too; ``literal``, only to
+            compare with, Eq. 6 over the prompts that are active at each beta, where small betas win that drop all but
+            the hardest; ``none`` keeps ``beta = infinity``, with ``weighting="none"`` the baseline of PVPO (2508.21104).
         accept_mismatch: use the table although it was built for another model, template, reward or sampling.
 
     Raises:

@@ -27,23 +27,19 @@ _logger = logging.getLogger(__name__)
 class BVBlend(Baseline):
     """``A = (r - b) / (s + eps)`` with baseline and variance blended from two sources (BV-Blend, Eqs. 10, 11).
 
-    ``b = w mu_hist + (1 - w) mu_G``, ``s = sqrt(w v_hist + (1 - w) sigma_G^2)``: mean and variance (ddof = 0) of the
-    prompt's own rollouts, and of its cluster's past, an exponential moving average in which `decay` weighs the NEW
-    batch (Eq. 6)::
+    ``b = w mu_hist + (1 - w) mu_G`` and ``s^2 = w v_hist + (1 - w) sigma_G^2``: mean and variance (ddof = 0) of the
+    prompt's own rollouts, and of its cluster's past, a moving average in which `decay` weighs the NEW batch (Eq. 6)::
 
         m1 <- (1 - decay) m1 + decay mean_B(r)     m2 <- (1 - decay) m2 + decay mean_B(r^2)     N likewise
-        v_hist = max(m2 - m1^2, 0)     u = sqrt(v_hist) / sqrt(N + mass_epsilon) / temperature   (Eqs. 7, 8)
+        v_hist = max(m2 - m1^2, 0)     u = sqrt(v_hist) / sqrt(N + eps) / temperature            (Eqs. 7, 8)
 
-    The confidence is ``w = exp(-u)`` (Eq. 9), ``1 / (1 + u)`` or ``max(0, 1 - u)`` (`mapping`). w and the history come
-    from the state BEFORE the batch (Algorithm 2). A cluster that was never seen has w = 0 and starts afterwards at
-    ``(prior_mass, mean_B, mean_B^2 + prior_variance)``. With G = 1, ``mu_G = r`` and ``sigma_G = 0``.
+    The confidence w is a function of u (`mapping`, Eq. 9). It and the history come from the state BEFORE the batch
+    (Algorithm 2). A new cluster has w = 0, and starts at ``(mean_B, mean_B^2 + prior_variance, prior_mass)``.
 
     Departure: ``variance="shrunk"`` draws the variance towards the prior,
-    ``v_hist <- (N v_hist + N0 V_prior) / (N + N0)``. The paper's (``variance="paper"``) is unbounded: in a cluster
-    whose batches are all right or all wrong, w goes to 1 and s to 0, and one odd rollout gets |A| = 199 after 5 such
-    batches and 1e6 (1 / eps) after 20. Shrunk, for rewards from 0 to 1, |A| is at most the larger of
-    ``sqrt((N + N0) / (N0 V_prior))``, ``2 sqrt(N + 1)`` by default, and ``sqrt(G - 1)``. It still grows with N, the
-    rollouts of the cluster in a batch: take more clusters, or a larger `prior_mass`.
+    ``v_hist <- (N v_hist + N0 V_prior) / (N + N0)``. In a cluster whose batches are all right or all wrong the paper's
+    s goes to 0, and one odd rollout gets |A| = 199 after 5 such batches. Shrunk, for rewards from 0 to 1, |A| is at
+    most the larger of ``sqrt((N + N0) / (N0 V_prior))`` and ``sqrt(G - 1)``, N being the cluster's rollouts in a batch.
 
     The paper gives `decay` alone. The `temperature` whose baseline is nearest to the true value is 0.2 at one rollout
     per prompt, 0.1 at 4, 0.05 at 8 (`studies.bv_blend_study`); a batch should hold some 16 rollouts of each cluster.
@@ -60,7 +56,7 @@ class BVBlend(Baseline):
         prior_variance: V_prior > 0.
         confidence: ``sem`` (Eq. 8), ``count`` (``u`` without the standard deviation), ``scale`` (without the mass), or
             a number in [0, 1], the fixed w of the ablation.
-        mapping: from u to w.
+        mapping: ``exp(-u)``, ``inverse`` ``1 / (1 + u)`` or ``linear`` ``max(0, 1 - u)``.
         variance: ``shrunk`` to the prior, or that of the ``paper``.
         eps: > 0.
 

@@ -261,6 +261,7 @@ class BasisHistory(TableBelief):
         index = torch.tensor([position[name] for name in rated], dtype=torch.long)
         zeros = torch.zeros((len(self.drifts), len(position)), dtype=torch.float64)
         if rated and self.range.known:
+            # Before the beliefs learn: the drifts are weighted by what they predicted.
             predicted = self._values(batch.prompt_ids, rewards, mean, variance, likelihood)
             residual = zeros.index_add(1, index, (rewards - values)[:, scored])
             count = zeros.index_add(1, index, torch.ones_like(values)[:, scored])

@@ -19,27 +19,20 @@ _MODEL_RATE = 1e-5
 class Ppo(LearnedBaseline):
     """``A_t = sum_l (gamma lam)^l delta_{t+l}`` (`basis_rl.functional.gae.gae`) with a learned ``V``. G >= 1.
 
-    The critic is a small head on the policy's last hidden states, detached, so that it costs next to no memory and the
-    policy's gradient is untouched; or, with `critic_model`, a value model of its own, in float32 with AdamW: 16 bytes a
-    parameter, and activations, divided over the ranks where the policy is (ZeRO-3, FSDP). Its optimizer is its own, so
-    there is no ``vf_coef``.
+    The critic is a small head on the policy's last hidden states, detached, so that the policy's gradient does not
+    change; or, with `critic_model`, a value model in float32, 16 bytes a parameter with AdamW. It learns from each
+    generation batch after the policy, in as many minibatches as the policy takes optimizer steps in one pass, by
+    `basis_rl.functional.gae.clipped_value_loss` with the targets ``R_t = A'_t + V_t``, ``A'`` being the estimate with
+    `critic_lam`. Its gradient's norm is clipped at ``max_grad_norm``. It has its own optimizer, so no ``vf_coef``.
 
-    It learns from each generation batch after the policy was updated on it, in as many minibatches as the policy takes
-    optimizer steps in one pass. The loss is `basis_rl.functional.gae.clipped_value_loss`, averaged over tokens, with
-    the targets ``R_t = A'_t + V_t``, ``A'`` being the estimate with `critic_lam`. The gradient's norm is clipped at the
-    run's ``max_grad_norm``. Rollouts without a reward take no part.
+    In the warm-up the policy's whole loss is multiplied by 0, since Adam would amplify the noise of a KL term alone.
+    Rollouts are generated and counted, and the learning rate's schedule continues; ``weight_decay`` is not paused.
 
-    While it warms up (`critic_warmup_steps`) the policy's loss is multiplied by 0, all of it: noise of a KL term would
-    be blown up by Adam. Rollouts are drawn and counted, and the learning rate's schedule continues; AdamW's
-    ``weight_decay``, 0 by default, is not held.
+    With lam = 1 the gradient is unbiased however wrong the value is; lam < 1 trades bias for variance. Whitening is
+    that of verl and TRL; the mean that it subtracts contains the own reward.
 
-    With lam = 1 the advantage is the return less the value, and the gradient is unbiased however wrong the value is;
-    lam < 1 trades bias for variance. Whitening divides by the batch's standard deviation, as verl and TRL do, and also
-    subtracts the mean, in which the own reward is.
-
-    Metrics: ``explained_variance``, `basis_rl.functional.gae.explained_variance` of the discounted return by the values
-    before learning from it; ``value_mean``, ``value_target_mean``; and of the learning ``value_loss``,
-    ``value_clip_fraction``, ``critic_grad_norm``, ``critic_learning_rate``.
+    Metrics: ``explained_variance`` of the discounted return by the values before learning from it; ``value_mean``,
+    ``value_target_mean``, ``value_loss``, ``value_clip_fraction``, ``critic_grad_norm``, ``critic_learning_rate``.
 
     Args:
         gamma: discount of a token, in (0, 1].

@@ -20,7 +20,7 @@ _SLACK = 1e-6
 
 
 class RewardRange:
-    """``(low, high)`` of the rewards; a belief holds values on the scale on which it is (0, 1).
+    """``(low, high)`` of the rewards. Beliefs hold values on a scale on which the range is (0, 1).
 
     A range that the user fixes stays; rewards outside count as its nearer end. A range that a value table or the reward
     functions declare is where it starts, else it is learnt: `widen` extends it to the rewards of a batch after the
@@ -79,6 +79,7 @@ class RewardRange:
         if self.ends is None:
             self.ends = (least, largest)
             return None
+        # Until two different rewards were seen, no belief has learnt anything that would have to be rescaled.
         was_known = self.known
         low, high = self.ends
         slack = _SLACK * (high - low)

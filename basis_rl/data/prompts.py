@@ -149,6 +149,7 @@ def _read(
             columns = {**({"solution": gold} if "solution" in reads else {}), **other}
             prompt = prompt_of(cell, data, before, conversational=conversational)
             name = prompt_id(problem if is_single_turn(cell) else cell, columns)
+            # Another prompt around the same problem is not a repetition: the whole prompt tells the two apart.
             if name in found and found[name][1]["prompt"] != prompt:
                 name = prompt_id(before + cell if isinstance(cell, str) else cell, columns)
             again += name in found
