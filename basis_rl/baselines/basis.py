@@ -33,9 +33,9 @@ class Basis(Baseline):
     2. ``b_i`` refines ``V_i`` with the rewards of the other rollouts of the batch (Eqs. 7, 8, 9: `refine`).
     3. ``beta`` is the candidate that explains this batch's rewards best (`calibration`).
 
-    A prompt is active if ``epsilon < V_i < 1 - epsilon`` (Eq. 4), V being the reference policy's value, with ``literal``
-    the value at that beta. Others have ``b = 0``, and so has a batch with fewer than two active prompts (Appendix D). With
-    ``smoothing > 0`` every prompt is active. ``b_i`` uses ``r_i`` only through the choice of beta. No scaling.
+    A prompt is active if ``epsilon < V_i < 1 - epsilon`` (Eq. 4), V being the value of the reference policy, or with
+    ``literal`` the value at that beta. Others have ``b = 0``, and so has a batch with fewer than two active prompts
+    (Appendix D). With ``smoothing > 0`` every prompt is active. ``b_i`` uses ``r_i`` only through the choice of beta.
 
     Departures from the paper: `smoothing`, the common set of prompts, and rewards other than 0/1 (`ValueTable.tilt`).
     Values are clamped to ``[epsilon, 1 - epsilon]`` before they become weights.
@@ -53,7 +53,8 @@ class Basis(Baseline):
         calibration: ``common`` minimises ``mean_i (r_i - b_i)^2`` (Eq. 6) over the same prompts for every beta;
             ``likelihood`` the cross-entropy of ``r_i`` under ``V_i``, over these prompts too; ``literal``, only to
             compare with, Eq. 6 over the prompts that are active at each beta, where small betas win that drop all but
-            the hardest; ``none`` keeps ``beta = infinity``, with ``weighting="none"`` the baseline of PVPO (2508.21104).
+            the hardest; ``none`` keeps ``beta = infinity``, with ``weighting="none"`` the baseline of PVPO
+            (arXiv:2508.21104).
         accept_mismatch: use the table although it was built for another model, template, reward or sampling.
 
     Raises:

@@ -43,16 +43,10 @@ class BasisHistory(TableBelief):
        ``V_i = sigmoid((m_i + s_i) / sqrt(1 + pi u_i / 8))``, where ``m_i`` has already learnt from the other rollouts
        of the same prompt, if there are any. The own reward is excluded exactly.
     2. After the policy update, prompts learn from their own rewards, by a Beta
-       (`basis_rl.functional.history.beta_update`) or by an extended Kalman filter (``belief="gaussian"``; after n
-       failures in a row its V falls about as ``n^(-1/2)``, the Beta's as ``1 / n``). Per step ``v`` grows by the drift
-       and the variance of s by `shift_drift`.
+       (`basis_rl.functional.history.beta_update`) or an extended Kalman filter (``belief="gaussian"``). Per step ``v``
+       grows by the drift, and the variance of s by `shift_drift`.
     3. ``drift="auto"`` runs a filter for each of six drifts d from 0 to 0.1, and ``V_i = sum_d w_d V_i^(d)`` with
        ``log w_d <- 0.97 log w_d + sum_i log p(r_i | V_i^(d))``. The shift comes from the mean belief over d.
-
-    ``prior="text"`` starts prompts that were never seen at a regression on the words of all prompts so far
-    (`TextPrior`). ``lcb=k`` takes ``b_i = max(V_i - k sd_i, 0)`` on the scale from 0 to 1, with the
-    standard deviation of `believed` before the batch: below the value, right rollouts weigh more than wrong ones
-    (Arnal et al., 2506.20520). The gradient stays unbiased.
 
     Metrics: ``shift``; ``beta = 1 / shift`` within the paper's grid [0.01, 5]; ``uncertainty``, the mean standard
     deviation of the beliefs, in logits; ``known``, the share of rollouts whose prompt has a belief of its own;
@@ -66,9 +60,12 @@ class BasisHistory(TableBelief):
         drift: variance that a prompt's logit gains per step, beside the common shift, or ``"auto"``.
         shift_drift: variance that the common shift gains per step.
         prior_variance: of a prompt without a table.
-        prior: ``flat`` or ``text``: what is believed about a prompt that was never sampled.
-        belief: ``beta`` or ``gaussian``: the form of the belief about a prompt's value.
-        lcb: how many standard deviations of the belief the baseline is below the value, >= 0.
+        prior: of a prompt that was never sampled: ``flat``, or ``text``, a regression on the words of all prompts so
+            far (`TextPrior`).
+        belief: ``beta`` or ``gaussian``: the form of the belief about a prompt's value. After n failures in a row the
+            Beta's value falls about as ``1 / n``, the filter's as ``n^(-1/2)``.
+        lcb: k >= 0: ``b_i = max(V_i - k sd_i, 0)`` on the scale from 0 to 1, sd as `believed` before the batch. Below
+            the value, right rollouts weigh more than wrong ones (Arnal et al., 2506.20520); still unbiased.
         fixed_range: ``(low, high)`` of the rewards, for good. By default it is that of the table, or what the reward
             functions declare, or learnt, and rewards of earlier batches outside it widen it (`RewardRange`).
 

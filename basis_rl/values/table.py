@@ -299,7 +299,5 @@ def _default_range(rewards: np.ndarray) -> tuple[float, float]:
 
 
 def _size_category(n: int) -> str:
-    for bound, name in ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K")):
-        if n < bound:
-            return name
-    return "100K<n<1M"
+    bounds = {"n<1K": 1_000, "1K<n<10K": 10_000, "10K<n<100K": 100_000}
+    return next((name for name, bound in bounds.items() if n < bound), "100K<n<1M")
