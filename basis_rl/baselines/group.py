@@ -195,25 +195,21 @@ class PassAtK(CenterScale):
 
     ``form="analytic"`` (Chen et al. 2025, arXiv:2508.10751): with c of the group's n rollouts right, pass@k of all
     subsets of k has the mean ``rho = 1 - C(n-c, k) / C(n, k)`` and the deviation ``sigma = sqrt(rho (1 - rho))``, and a
-    rollout gets the mean over the subsets that hold it::
+    rollout gets the mean over the subsets that hold it. It needs ``n > k``, else all advantages are 0::
 
         A_right = (1 - rho) / (sigma + eps)
         A_wrong = (1 - rho - C(n-c-1, k-1) / C(n-1, k-1)) / (sigma + eps)          eps = 1e-6
 
-    It needs ``n > k``: with n = k the only subset is the group, and every advantage is 0. A rollout is right if its
-    reward is above `threshold`.
+    ``form="leave_one_out"`` (Tang et al. 2025, arXiv:2503.19595): k = n, and a rollout gets what the best reward loses
+    without it, ``A_i = max_j r_j - max_{j != i} r_j``. No scaling. Unbiased for ``E[max]``, for any reward.
 
-    ``form="leave_one_out"`` (Tang et al. 2025, arXiv:2503.19595): k is the number of the group's rollouts, and a
-    rollout gets what the best reward loses without it, ``A_i = max_j r_j - max_{j != i} r_j``: the best one its lead
-    over the second, the others 0. No scaling. It is unbiased for ``E[max]``, for any reward.
-
-    With KL in the reward, ``r`` is the return in ``leave_one_out``. ``analytic`` refuses it: only which side of the
-    threshold a reward is on counts, so that the penalty would do nothing, or make a right rollout wrong.
+    With KL in the reward, ``r`` is the return in ``leave_one_out``. ``analytic`` refuses it, since there only the side
+    of the threshold counts.
 
     Args:
         k: size of the set, >= 1 (``analytic`` only).
         form: see above.
-        threshold: in reward units (``analytic`` only).
+        threshold: a rollout is right if its reward is above it (``analytic`` only).
 
     Raises:
         ValueError: a parameter out of its range.
