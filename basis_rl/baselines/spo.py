@@ -32,17 +32,14 @@ class Spo(TableBelief):
     deviation (ddof = 1, ``eps = 1e-8``) are those of ``r - v`` over the scored rollouts. Rewards are scaled to [0, 1]
     by their range (`RewardRange`); a tracker whose range widens keeps its value in reward units.
 
-    `forgetting` is rho, or ``"kl"``: ``rho = 2^(-D / 0.06)`` within [0.875, 0.96], where D says how far the policy has
-    moved on the prompt since it was last seen. Departure: the authors score each prompt's last rollout again under the
-    policy of today. Here D is ``|mean_t log pi_now(y_t) - mean_t log pi_then(y'_t)|`` over the prompt's rollouts of now
-    and of then, which needs no further pass, but differs between two rollouts of one policy as well: rho is too small
-    rather than too large. The default is the middle of the paper's interval.
-
     Metrics: ``tracked``, the mean v; ``known``, the share of rollouts whose prompt has a tracker of its own.
 
     Args:
         values: a table, its folder or Hub id, or None.
-        forgetting: rho in (0, 1], or ``"kl"``.
+        forgetting: rho in (0, 1], or ``"kl"``: ``rho = 2^(-D / 0.06)`` within [0.875, 0.96], where D says how far the
+            policy has moved on the prompt since it was last seen. Departure: the authors score each prompt's last
+            rollout again under today's policy. Here D is ``|mean_t log pi_now(y_t) - mean_t log pi_then(y'_t)|`` over
+            the prompt's rollouts of now and of then, which needs no further pass, but makes rho rather too small.
         normalize: whether to subtract the mean and divide by the deviation; without it ``A = r - v``, whose own reward
             is excluded.
         accept_mismatch: see `Basis`.

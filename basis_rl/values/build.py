@@ -36,9 +36,8 @@ class TablePlan:
     r"""What a table is made of; `build_table` does it.
 
     With an early exit, prompts whose first m rewards are all 0 or all 1 get no more than these m of the N planned
-    rollouts. That saves (1 - m / N) of the rollouts of prompts that are certain, and biases their
-    values: with independent 0/1 rewards of mean p, a prompt leaves with probability :math:`p^m + (1 - p)^m`, and the
-    mean of its rewards then has
+    rollouts. That biases their values: with independent 0/1 rewards of mean p, a prompt leaves with probability
+    :math:`p^m + (1 - p)^m`, and the mean of its rewards then has
 
     .. math:: E[\hat p] - p = \frac{N - m}{N} \left( p^m (1 - p) - (1 - p)^m p \right),
 
