@@ -370,7 +370,7 @@ def _golds(value: Any, data: DataArguments, column: str, index: int) -> str | li
 
 def _gold(value: Any, data: DataArguments, column: str, index: int) -> str | None:
     """The gold as text; None where there is none and such rows are to be dropped."""
-    row = f"row {index} of '{data.dataset_name}'"
+    row = f"{index} of '{data.dataset_name}'"
     pattern = data.solution_pattern
     # NaN is how Arrow and pandas write a number that is missing.
     missing = value is None or value != value
@@ -379,7 +379,7 @@ def _gold(value: Any, data: DataArguments, column: str, index: int) -> str | Non
         if data.on_missing_gold == "drop":
             return None
         way_out = "Remove such rows, set on_missing_gold: drop, or set solution_column"
-        raise ValueError(f"R{row[1:]} has no gold: column '{column}' holds {value}. {way_out}.")
+        raise ValueError(f"Row {row} has no gold: column '{column}' holds {value}. {way_out}.")
     if pattern is None:
         return text
     try:
@@ -387,6 +387,6 @@ def _gold(value: Any, data: DataArguments, column: str, index: int) -> str | Non
     except re.error as error:
         raise ValueError(f"solution_pattern {pattern!r} is not a regular expression: {error}.") from error
     if match is None or match.lastindex is None:
-        cell = f"{row}, column '{column}': {text[-80:]!r}"
+        cell = f"row {row}, column '{column}': {text[-80:]!r}"
         raise ValueError(f"solution_pattern {pattern!r} finds no group in {cell}.")
     return match.group(1).strip()

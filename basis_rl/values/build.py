@@ -196,10 +196,9 @@ class _Build:
         mine = self.source.chunks(self.prompts, max(self.plan.parts))[shard::of]
         own = {self.ids[i] for chunk in mine for i in chunk}
         finished = sum(self._note(record) * (record.prompt_id in own) for record in self.shards.records())
-        total = len(own) * self.plan.num_rollouts
         name = "value table" + (f" {shard}/{of}" if of > 1 else "")
-        bar = tqdm(total=total, initial=finished, desc=name, unit="rollout", mininterval=2)
-        with self.shards.writer(shard, of) as write, bar as progress:
+        bar = partial(tqdm, total=len(own) * self.plan.num_rollouts, desc=name, unit="rollout", mininterval=2)
+        with self.shards.writer(shard, of) as write, bar(initial=finished) as progress:
             for part in range(len(self.plan.parts)):
                 for record in self._records(mine, part):
                     write(record.line())
