@@ -58,7 +58,8 @@ def reward_identity(reward_funcs: Sequence[Callable[..., Any]], weights: Sequenc
 
     The rewards that environments give come last, without an entry in `weights`: TRL weighs them 1.
     """
-    names = [_name(func) + (f"[{func.version}]" if getattr(func, "version", None) else "") for func in reward_funcs]
+    versions = [getattr(func, "version", None) for func in reward_funcs]
+    names = [_name(func) + f"[{version}]" * bool(version) for func, version in zip(reward_funcs, versions, strict=True)]
     if weights is not None and any(w != 1 for w in weights):
         weights = [*weights, *[1.0] * (len(names) - len(weights))]
         names = [f"{w:g}*{name}" for w, name in zip(weights, names, strict=True)]

@@ -178,7 +178,8 @@ class ValueTable:
         if rendered and not any(problem.startswith("chat_template") for problem in problems):
             first, there = next(iter(rendered.items()))
             example = f"prompt_id '{first}': table {self.fingerprints[first]}, run {there}"
-            problems.append(f"prompt text: {len(rendered)} prompts have another system prompt or template; {example}")
+            what = f"{len(rendered)} prompts are rendered otherwise (system prompt or prompt template)"
+            problems.append(f"prompt text: {what}; {example}")
         if problems:
             by_reward = all(problem.startswith("reward") for problem in problems)
             regrade = ", with --values_regrade true if its rollouts were kept" if by_reward else ""
