@@ -210,8 +210,9 @@ class KeptSource:
             packed = self._packed.get(seed)
             prompt, rollouts = unpack(packed) if packed else ("", [])
             if prompt != fingerprint(str(list(prompts[index]))):
-                missing = f"'{self.folder}' has no rollouts of the dataset's prompt {index}: it was another one, or"
-                raise ValueError(f"--values_regrade: {missing} not kept. Build the table without --values_regrade.")
+                missing = f"'{self.folder}' has no rollouts of the dataset's prompt {index}"
+                why = "the prompt was another one, or its rollouts were not all kept"
+                raise ValueError(f"--values_regrade: {missing}: {why}. Build the table without --values_regrade.")
             yield index, rollouts
 
 
