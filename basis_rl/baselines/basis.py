@@ -192,17 +192,15 @@ class _Candidates:
         block = max(1, _BLOCK // max(1, len(self.rewards)))
         return torch.cat([loss(betas) for betas in self.basis.betas.split(block)])
 
-    def values(self, betas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Clamped values and variances, and who is active, each ``(K, N)``."""
-        values, variances = self.tilt(betas)
-        epsilon = self.basis.epsilon
-        literal = self.basis.calibration == "literal"
-        active = self.basis._inside(values) if literal else self.common.expand_as(values)
-        return values.clamp(epsilon, 1 - epsilon), variances.clamp(min=epsilon * (1 - epsilon)), active
-
     def refine(self, betas: Tensor) -> tuple[Tensor, Tensor]:
         """Refined baselines, and who is active, each ``(K, N)``."""
-        values, variances, active = self.values(betas)
+        values, variances = self.tilt(betas)
+        literal = self.basis.calibration == "literal"
+        active = self.basis._inside(values) if literal else self.common.expand_as(values)
+        # Weights divide by values and variances, which are 0 for prompts that are always wrong or always right.
+        epsilon = self.basis.epsilon
+        values = values.clamp(epsilon, 1 - epsilon)
+        variances = variances.clamp(min=epsilon * (1 - epsilon))
         return refine(values, variances, self.rewards, active, self.basis.weighting), active
 
     def loss(self, betas: Tensor) -> Tensor:

@@ -145,13 +145,8 @@ def objective(
     *, token_advantages: bool, on_policy: bool = False, weighs_rollouts: bool = False
 ) -> Callable[[Callable[[LossInputs], LossOutputs]], Objective]:
     """Make an `Objective` of a function; the arguments are its declarations. Its name is ``module:function``."""
-    return lambda function: Objective(
-        name=f"{function.__module__}:{function.__name__}",
-        function=function,
-        token_advantages=token_advantages,
-        on_policy=on_policy,
-        weighs_rollouts=weighs_rollouts,
-    )
+    declared = {"token_advantages": token_advantages, "on_policy": on_policy, "weighs_rollouts": weighs_rollouts}
+    return lambda function: Objective(name=f"{function.__module__}:{function.__name__}", function=function, **declared)
 
 
 @dataclass(frozen=True)
