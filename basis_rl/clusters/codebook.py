@@ -176,7 +176,8 @@ class PromptClusters:
             book = f"the prompt codebook ({self.source})"
             again = f"Build it again: `{KIND.command}`."
             if not {"encoder", "revision", "probe"} <= self.provenance.keys():
-                raise ValueError(f"New prompts have no cluster, since {book} does not name its encoder. {again}")
+                unknown = "does not say which encoder it was built with"
+                raise ValueError(f"New prompts have no cluster, since {book} {unknown}. {again}")
             name = self.provenance["encoder"]
             encoder = Encoder(name, self.provenance["revision"])
             difference = float(np.abs(encoder([PROBE])[0] - np.asarray(self.provenance["probe"])).max())

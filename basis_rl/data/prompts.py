@@ -230,8 +230,8 @@ def prompt_of(cell: Any, data: DataArguments, before: str = "", *, conversationa
     if conversational or (template is None and not isinstance(cell, str)):
         return messages
     if not is_single_turn(cell):
-        needs = "a conversation of several turns needs a model with a chat template"
-        raise ValueError(f"prompt_template: {needs}.")
+        reason = "a conversation of several turns is no text, and the model has no chat template"
+        raise ValueError(f"prompt_template: {reason}. Take a model with one.")
     texts = [message["content"] for message in messages]
     parts = [text if isinstance(text, str) else problem_text([{"role": "user", "content": text}]) for text in texts]
     return "\n\n".join(parts)
