@@ -71,7 +71,7 @@ class TablePlan:
 
     def __post_init__(self) -> None:
         if self.num_rollouts < 1 or not 0 <= self.early_exit < self.num_rollouts:
-            needs = "at least one rollout per prompt, and more than early_exit"
+            needs = "at least one rollout per prompt and an early exit after fewer than all"
             raise ValueError(f"A value table needs {needs}, got {self.num_rollouts} and {self.early_exit}.")
         if len(set(self.ids)) < len(self.ids):
             twice = next(prompt_id for prompt_id in self.ids if self.ids.count(prompt_id) > 1)
