@@ -126,9 +126,9 @@ class Frontier(_ByValue):
         clip: Sequence[float] = (0.1, 10.0),
     ) -> None:
         super().__init__(floor, bonus, correct, clip)
-        # With easy = 0 impossible prompts would have the largest weights.
         if not (hard >= 0 and easy > 0):
-            raise ValueError(f"Frontier needs hard >= 0 and easy > 0, got {hard} and {easy}.")
+            reason = "with easy = 0 impossible prompts would have the largest weights"
+            raise ValueError(f"Frontier needs hard >= 0 and easy > 0, got {hard} and {easy}: {reason}.")
         self.hard = hard
         self.easy = easy
 
