@@ -6,8 +6,9 @@ from statistics import fmean
 import pytest
 import torch
 
-from basis_rl.baselines import BasisHistory, history
+from basis_rl.baselines import BasisHistory
 from basis_rl.baselines.history import TextPrior
+from basis_rl.functional import history
 from basis_rl.functional.history import drift_grid, shift_grid
 from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
