@@ -29,7 +29,7 @@ def _signal(shape: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutBatch:
-    """One generation batch, identical on every rank, rows in rank-major sampler order.
+    """One generation batch on the CPU, identical on every rank, rows in rank-major sampler order.
 
     Attributes:
         rewards: ``(N,)`` float32, weighted sum of the reward functions; NaN = could not be scored.

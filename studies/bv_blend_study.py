@@ -24,7 +24,7 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 
 from basis_rl.baselines import BVBlend
-from basis_rl.clusters.encoder import Encoder
+from basis_rl.clusters.codebook import Encoder
 from benchmarks.common import one_thread
 from studies.runs import placed, save_table, study_parser
 from studies.simulated_mse import QUICK, Scale, error, run

@@ -14,17 +14,12 @@ from basis_rl.baselines.base import (
     scorable_rows,
 )
 from basis_rl.baselines.basis import Basis
-from basis_rl.baselines.batch import BatchMean, NoBaseline, WReinforce
 from basis_rl.baselines.bv_blend import BVBlend
-from basis_rl.baselines.gdpo import Gdpo
-from basis_rl.baselines.group import DrGrpo, Grpo, MaxRl, Quantile, Rloo
+from basis_rl.baselines.group import DrGrpo, Ebpo, Gdpo, Grpo, JamesStein, MaxRl, PassAtK, Quantile, Rloo
 from basis_rl.baselines.history import BasisHistory
 from basis_rl.baselines.least_variance import LeastVariance
-from basis_rl.baselines.pass_at_k import PassAtK
 from basis_rl.baselines.ppo import Ppo
-from basis_rl.baselines.reinforce import ReinforcePP, ReinforcePPBaseline
-from basis_rl.baselines.remax import ReMax
-from basis_rl.baselines.shrinkage import Ebpo, JamesStein
+from basis_rl.baselines.reinforce import BatchMean, NoBaseline, ReinforcePP, ReinforcePPBaseline, ReMax, WReinforce
 from basis_rl.baselines.spo import Spo
 from basis_rl.baselines.token import EnergyBaseline, IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline
 from basis_rl.registry import build, name_of
@@ -107,5 +102,4 @@ def build_baseline(name: str, **params: Any) -> Baseline:
     Raises:
         ValueError: unknown name, unknown or missing parameter, or a parameter that the baseline refuses.
     """
-    built: Baseline = build("baseline", BASELINES, Baseline, name, params)
-    return built
+    return build("baseline", BASELINES, Baseline, name, params)

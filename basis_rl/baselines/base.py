@@ -18,7 +18,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from basis_rl.functional.returns import total_return
 from basis_rl.functional.segments import segment_count
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 
@@ -26,7 +25,7 @@ TokenLevel = Literal["never", "with_kl", "always"]
 
 
 class Baseline(ABC):
-    """How the advantage of a rollout is estimated: ``A = (r - b) / s``.
+    """How the advantage of a rollout is estimated: ``A = (r - b) / s``. Batches and advantages are on the CPU.
 
     Subclasses implement `advantages`; those with state also `update`, `state_dict` and `load_state_dict`.
 
@@ -38,7 +37,7 @@ class Baseline(ABC):
         uses_own_reward: whether ``b_i`` depends on ``r_i``. If it does, the gradient is biased (by a factor such as
             ``1 - 1/G`` for a group mean), which is a choice to be made knowingly. An object's own may depend on its
             parameters.
-        reads_kl: whether it takes a KL penalty in the reward (``batch.kl``), by `basis_rl.functional.returns`. An
+        reads_kl: whether it takes a KL penalty in the reward (``batch.kl``), by `basis_rl.functional.gae`. An
             object's own may depend on its parameters.
         scales: whether it divides advantages by a deviation or the like; refused with ``scale_rewards="none"``. An
             object's own may depend on its parameters.
@@ -128,7 +127,7 @@ class LearnedBaseline(Baseline):
         reads_hidden_states: whether the module is called with ``hidden_states=(B, T, H)``, the policy's last hidden
             states before each completion token, detached; else with ``input_ids`` and ``attention_mask``, ``(B, L)``,
             of prompt and completion, and ``tokens=T``, how many of the last columns are the completion. Where its
-            `forward` takes ``packing`` and ``position_ids`` as that of `basis_rl.baselines.critic.ValueModel` does, and
+            `forward` takes ``packing`` and ``position_ids`` as that of `basis_rl.baselines.ppo.ValueModel` does, and
             its ``backbone`` allows it, rows come without padding. An object's own may depend on its parameters.
     """
 
@@ -181,21 +180,19 @@ def check_state_keys(owner: object, state: Mapping[str, Any], expected: Collecti
     missing = sorted(set(expected) - set(state))
     unexpected = sorted(set(state) - set(expected))
     if missing or unexpected:
-        raise ValueError(
-            f"The state of {type(owner).__name__} does not fit: missing keys {missing}, unexpected keys {unexpected}. "
-            "It was saved by another baseline or another version of it."
-        )
+        name = type(owner).__name__
+        raise ValueError(f"The state is not one of this {name}: missing keys {missing}, unexpected keys {unexpected}.")
 
 
 def scorable_rows(batch: RolloutBatch) -> Tensor:
-    """``(N,)`` bool on CPU: the reward is not NaN and the policy sampled at least one token of the row."""
-    return (~batch.rewards.isnan() & batch.action_mask.any(dim=1)).cpu()
+    """``(N,)`` bool: the reward is not NaN and the policy sampled at least one token of the row."""
+    return ~batch.rewards.isnan() & batch.action_mask.any(dim=1)
 
 
 def returns(batch: RolloutBatch) -> Tensor:
-    """``(N,)`` float64 on CPU: the reward, less the KL of all tokens where it is placed in the reward."""
-    kl = None if batch.kl is None else batch.kl.cpu()
-    return total_return(batch.rewards.cpu(), kl, batch.action_mask.cpu())
+    """``(N,)`` float64: the reward, less the KL penalty of all action tokens where it is placed in the reward."""
+    penalty = 0.0 if batch.kl is None else torch.where(batch.action_mask, batch.kl.double(), 0.0).sum(dim=1)
+    return batch.rewards.double() - penalty
 
 
 def where_scorable(batch: RolloutBatch, values: Tensor) -> Tensor:
@@ -204,7 +201,7 @@ def where_scorable(batch: RolloutBatch, values: Tensor) -> Tensor:
 
 
 def with_room(table: Tensor, rows: int) -> Tensor:
-    """`table`, ``(P, ...)``, or a copy with room for `rows` rows and half as many again; what is in those is undefined.
+    """`table`, ``(P, ...)``; if it has fewer than `rows` rows, a copy with 1.5 times as many, the new ones undefined.
 
     So a table that grows row by row is copied a few times in a run and not in every batch.
     """
@@ -220,7 +217,7 @@ class CenterScale(Baseline):
 
     With KL in the reward, ``r_i`` is the rollout's return, its reward less the KL of all its tokens.
 
-    Subclasses give `center` and, where they scale, `scale`, each ``(N,)`` float64 on CPU. A row without a reward, or
+    Subclasses give `center` and, where they scale, `scale`, each ``(N,)`` float64. A row without a reward, or
     for which the center or the scale is undefined (NaN), or whose group has fewer than `min_group_size` scored
     rollouts, gets ``A = 0``; the share of such rows among the scored ones is the metric ``undefined``.
     """
@@ -238,14 +235,13 @@ class CenterScale(Baseline):
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         rewards = returns(batch)
-        group_ids = batch.group_ids.cpu()
         scorable = scorable_rows(batch)
-        center = self.center(rewards, group_ids)
-        scale = self.scale(rewards, group_ids)
+        center = self.center(rewards, batch.group_ids)
+        scale = self.scale(rewards, batch.group_ids)
         values = rewards - center
         if scale is not None:
             values = values / (scale + self.eps)
-        undefined = scorable & (values.isnan() | (segment_count(rewards, group_ids) < self.min_group_size))
-        values = torch.where(scorable & ~undefined, torch.nan_to_num(values, nan=0.0), 0.0)
+        undefined = scorable & (values.isnan() | (segment_count(rewards, batch.group_ids) < self.min_group_size))
+        values = torch.where(scorable & ~undefined, values, 0.0)
         share = float(undefined.sum() / scorable.sum().clamp(min=1))
         return Advantages(values=values, baseline=torch.nan_to_num(center, nan=0.0), metrics={"undefined": share})

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows, where_scorable
-from basis_rl.functional.blue import Weighting, cross_entropy, mean_squared_error, refine
+from basis_rl.functional.basis import Weighting, beta_grid, cross_entropy, mean_squared_error, refine
 from basis_rl.functional.diagnostics import mean_by
-from basis_rl.functional.tilt import beta_grid
 from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
@@ -32,38 +31,30 @@ class Basis(Baseline):
 
     1. For each candidate ``beta`` the table gives the initial value ``V_i`` of the tilted reference policy (Eq. 5).
     2. ``b_i`` refines ``V_i`` with the rewards of the other rollouts of the batch (Eqs. 7, 8, 9: `refine`).
-    3. ``beta`` is the candidate that explains this batch's rewards best:
+    3. ``beta`` is the candidate that explains this batch's rewards best (`calibration`).
 
-       - ``common`` minimises ``mean_i (r_i - b_i)^2`` (Eq. 6) over one set of prompts, the same for every beta;
-       - ``likelihood`` minimises the cross-entropy of ``r_i`` under ``V_i``, over the same set;
-       - ``literal`` is Eq. 6 to the letter: the average runs over the prompts that are active FOR THAT beta. Small
-         betas drop all but the hardest prompts, which have almost no variance, so they win and ruin the baseline. It is
-         here to be compared with, not to be used;
-       - ``none`` keeps the reference policy's values, ``beta = infinity``: with ``weighting="none"`` the static
-         baseline of PVPO (arXiv:2508.21104), which does not follow the policy.
+    A prompt is active if ``epsilon < V_i < 1 - epsilon`` (Eq. 4), V being the value of the reference policy, or with
+    ``literal`` the value at that beta. Others have ``b = 0``, and so has a batch with fewer than two active prompts
+    (Appendix D). With ``smoothing > 0`` every prompt is active. ``b_i`` uses ``r_i`` only through the choice of beta.
 
-    A prompt is active if ``epsilon < V_i < 1 - epsilon`` (Eq. 4), where ``V_i`` is the reference policy's value
-    (``common``, ``likelihood``) or the value at that beta (``literal``). Others fall back to ``b = 0``, and so does a
-    batch with fewer than two active prompts (Appendix D). With ``smoothing > 0`` no prompt is inactive.
-
-    ``b_i`` uses ``r_i`` only through the choice of beta, a number that all rewards of the batch choose together.
-    Rollouts of the same prompt (G > 1) count as further sources. No scaling.
-
-    Departures from the paper: ``smoothing`` (0.5 = Jeffreys; 0 = the paper), the common set, and rewards other than 0/1
-    (see `ValueTable.tilt`). Values are clamped to ``[epsilon, 1 - epsilon]`` before they become weights.
+    Departures from the paper: `smoothing`, the common set of prompts, and rewards other than 0/1 (`ValueTable.tilt`).
+    Values are clamped to ``[epsilon, 1 - epsilon]`` before they become weights.
 
     Metrics: ``beta``; ``active``, the share of rollouts with an active prompt; ``fallback``, the share of scored
-    rollouts with ``b = 0`` because there is none; ``calibration_loss``, the minimum, where at least two of the active
-    are scored; ``reward_from_0.25`` and the like, the mean reward of the prompts that the reference solves in a quarter
-    to a half of its rollouts: what is learnt where.
+    rollouts with ``b = 0`` because there is none; ``calibration_loss``, the minimum; ``reward_from_0.25`` and the like,
+    the mean reward of prompts that the reference solves in a quarter to a half of its rollouts.
 
     Args:
         values: the table, its folder, or its Hub id.
         weighting: ``unb`` (best linear unbiased), ``vop`` (shrunk towards 0), ``rvg`` (mean of ratios), or ``none``:
-            the table's value at the calibrated beta, the initial estimator of the paper's Figure 2.
-        smoothing: pseudo-rollouts at each end of the reward range, >= 0.
+            the initial value at the calibrated beta, as in the paper's Figure 2.
+        smoothing: pseudo-rollouts at each end of the reward range, >= 0: 0.5 is Jeffreys' prior, 0 the paper.
         epsilon: activity threshold, in (0, 0.5).
-        calibration: how beta is chosen.
+        calibration: ``common`` minimises ``mean_i (r_i - b_i)^2`` (Eq. 6) over the same prompts for every beta;
+            ``likelihood`` the cross-entropy of ``r_i`` under ``V_i``, over these prompts too; ``literal``, only to
+            compare with, Eq. 6 over the prompts that are active at each beta, where small betas win that drop all but
+            the hardest; ``none`` keeps ``beta = infinity``, with ``weighting="none"`` the baseline of PVPO
+            (arXiv:2508.21104).
         accept_mismatch: use the table although it was built for another model, template, reward or sampling.
 
     Raises:
@@ -128,10 +119,8 @@ class Basis(Baseline):
 
     def update(self, batch: RolloutBatch) -> None:
         candidates, _ = self._candidates(batch)
-        block = max(1, _BLOCK // max(1, len(candidates.rewards)))
-        entropies = [candidates.cross_entropy(betas) for betas in self.betas.split(block)]
         # Older batches fade, because the policy that they came from has changed.
-        self.curve = _FORGETTING * self.curve + torch.cat(entropies)
+        self.curve = _FORGETTING * self.curve + candidates.over_grid(candidates.cross_entropy)
 
     def state_dict(self) -> dict[str, Any]:
         return {"curve": self.curve.clone()}
@@ -143,7 +132,7 @@ class Basis(Baseline):
     def _candidates(self, batch: RolloutBatch) -> tuple[_Candidates, Tensor]:
         """The batch under any beta, and the reference policy's values ``(N,)``."""
         low, high = self.reward_range
-        rewards = (batch.rewards.double().cpu() - low) / (high - low)
+        rewards = (batch.rewards.double() - low) / (high - low)
         tilt = self.values.tilt(batch.prompt_ids, self.smoothing)
         reference = tilt(torch.tensor([torch.inf], dtype=torch.float64))[0][0]
         return _Candidates(self, tilt, rewards, self._inside(reference)), reference
@@ -160,7 +149,7 @@ class Basis(Baseline):
         served = active[0] & ((sources.sum() - sources.long() > 0) | (self.weighting == "none"))
         baseline = torch.where(served, low + (high - low) * refined[0], 0.0)
         scorable = scorable_rows(batch)
-        values = where_scorable(batch, batch.rewards.double().cpu() - baseline)
+        values = where_scorable(batch, batch.rewards.double() - baseline)
         metrics = {
             # With calibration none beta is infinite, which a log cannot hold.
             "beta": min(float(beta), float(self.betas[-1])),
@@ -181,8 +170,7 @@ class Basis(Baseline):
         """The best beta of the grid and its loss; the largest one where nothing can be learnt from the batch."""
         if self.calibration == "none":
             return torch.tensor(torch.inf, dtype=torch.float64), float(candidates.loss(torch.tensor([torch.inf]))[0])
-        block = max(1, _BLOCK // max(1, len(candidates.rewards)))
-        curve = torch.cat([candidates.loss(betas) for betas in self.betas.split(block)])
+        curve = candidates.over_grid(candidates.loss)
         if not bool(curve.isfinite().any()):
             return self.betas[-1], float("nan")
         # A batch without a single success ties all betas: then the one nearest to the reference policy is reported.
@@ -199,17 +187,20 @@ class _Candidates:
     rewards: Tensor
     common: Tensor
 
-    def values(self, betas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Clamped values and variances, and who is active, each ``(K, N)``."""
-        values, variances = self.tilt(betas)
-        epsilon = self.basis.epsilon
-        literal = self.basis.calibration == "literal"
-        active = self.basis._inside(values) if literal else self.common.expand_as(values)
-        return values.clamp(epsilon, 1 - epsilon), variances.clamp(min=epsilon * (1 - epsilon)), active
+    def over_grid(self, loss: Callable[[Tensor], Tensor]) -> Tensor:
+        """``(K,)`` a loss of each beta of the grid, computed block by block."""
+        block = max(1, _BLOCK // max(1, len(self.rewards)))
+        return torch.cat([loss(betas) for betas in self.basis.betas.split(block)])
 
     def refine(self, betas: Tensor) -> tuple[Tensor, Tensor]:
         """Refined baselines, and who is active, each ``(K, N)``."""
-        values, variances, active = self.values(betas)
+        values, variances = self.tilt(betas)
+        literal = self.basis.calibration == "literal"
+        active = self.basis._inside(values) if literal else self.common.expand_as(values)
+        # Weights divide by values and variances, which are 0 for prompts that are always wrong or always right.
+        epsilon = self.basis.epsilon
+        values = values.clamp(epsilon, 1 - epsilon)
+        variances = variances.clamp(min=epsilon * (1 - epsilon))
         return refine(values, variances, self.rewards, active, self.basis.weighting), active
 
     def loss(self, betas: Tensor) -> Tensor:

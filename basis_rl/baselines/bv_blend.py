@@ -27,23 +27,19 @@ _logger = logging.getLogger(__name__)
 class BVBlend(Baseline):
     """``A = (r - b) / (s + eps)`` with baseline and variance blended from two sources (BV-Blend, Eqs. 10, 11).
 
-    ``b = w mu_hist + (1 - w) mu_G``, ``s = sqrt(w v_hist + (1 - w) sigma_G^2)``: mean and variance (ddof = 0) of the
-    prompt's own rollouts, and of its cluster's past, an exponential moving average in which `decay` weighs the NEW
-    batch (Eq. 6)::
+    ``b = w mu_hist + (1 - w) mu_G`` and ``s^2 = w v_hist + (1 - w) sigma_G^2``: mean and variance (ddof = 0) of the
+    prompt's own rollouts, and of its cluster's past, a moving average in which `decay` weighs the NEW batch (Eq. 6)::
 
         m1 <- (1 - decay) m1 + decay mean_B(r)     m2 <- (1 - decay) m2 + decay mean_B(r^2)     N likewise
-        v_hist = max(m2 - m1^2, 0)     u = sqrt(v_hist) / sqrt(N + mass_epsilon) / temperature   (Eqs. 7, 8)
+        v_hist = max(m2 - m1^2, 0)     u = sqrt(v_hist) / sqrt(N + eps) / temperature            (Eqs. 7, 8)
 
-    The confidence is ``w = exp(-u)`` (Eq. 9), ``1 / (1 + u)`` or ``max(0, 1 - u)`` (`mapping`). w and the history come
-    from the state BEFORE the batch (Algorithm 2). A cluster that was never seen has w = 0 and starts afterwards at
-    ``(prior_mass, mean_B, mean_B^2 + prior_variance)``. With G = 1, ``mu_G = r`` and ``sigma_G = 0``.
+    The confidence w is a function of u (`mapping`, Eq. 9). It and the history come from the state BEFORE the batch
+    (Algorithm 2). A new cluster has w = 0, and starts at ``(mean_B, mean_B^2 + prior_variance, prior_mass)``.
 
     Departure: ``variance="shrunk"`` draws the variance towards the prior,
-    ``v_hist <- (N v_hist + N0 V_prior) / (N + N0)``. The paper's (``variance="paper"``) is unbounded: in a cluster
-    whose batches are all right or all wrong, w goes to 1 and s to 0, and one odd rollout gets |A| = 199 after 5 such
-    batches and 1e6 (1 / eps) after 20. Shrunk, for rewards from 0 to 1, |A| is at most the larger of
-    ``sqrt((N + N0) / (N0 V_prior))``, ``2 sqrt(N + 1)`` by default, and ``sqrt(G - 1)``. It still grows with N, the
-    rollouts of the cluster in a batch: take more clusters, or a larger `prior_mass`.
+    ``v_hist <- (N v_hist + N0 V_prior) / (N + N0)``. In a cluster whose batches are all right or all wrong the paper's
+    s goes to 0, and one odd rollout gets |A| = 199 after 5 such batches. Shrunk, for rewards from 0 to 1, |A| is at
+    most the larger of ``sqrt((N + N0) / (N0 V_prior))`` and ``sqrt(G - 1)``, N being the cluster's rollouts in a batch.
 
     The paper gives `decay` alone. The `temperature` whose baseline is nearest to the true value is 0.2 at one rollout
     per prompt, 0.1 at 4, 0.05 at 8 (`studies.bv_blend_study`); a batch should hold some 16 rollouts of each cluster.
@@ -60,7 +56,7 @@ class BVBlend(Baseline):
         prior_variance: V_prior > 0.
         confidence: ``sem`` (Eq. 8), ``count`` (``u`` without the standard deviation), ``scale`` (without the mass), or
             a number in [0, 1], the fixed w of the ablation.
-        mapping: from u to w.
+        mapping: ``exp(-u)``, ``inverse`` ``1 / (1 + u)`` or ``linear`` ``max(0, 1 - u)``.
         variance: ``shrunk`` to the prior, or that of the ``paper``.
         eps: > 0.
 
@@ -69,9 +65,7 @@ class BVBlend(Baseline):
     """
 
     uses_own_reward = True
-    ON_MISSING: ClassVar[dict[str, str]] = {
-        "clusters": "the folder of a prompt codebook, which `basis-rl clusters RECIPE` builds."
-    }
+    ON_MISSING: ClassVar[dict[str, str]] = {"clusters": "the folder that `basis-rl clusters RECIPE` writes."}
     scales = True
 
     def __init__(
@@ -87,15 +81,12 @@ class BVBlend(Baseline):
         eps: float = 1e-6,
     ) -> None:
         if not 0 < decay <= 1 or min(temperature, prior_mass, prior_variance, eps) <= 0:
-            raise ValueError(
-                "bv_blend: needs 0 < decay <= 1 and temperature, prior_mass, prior_variance, eps > 0, got "
-                f"{decay}, {temperature}, {prior_mass}, {prior_variance}, {eps}."
-            )
-        fixed = isinstance(confidence, (int, float))
-        if not (fixed and 0 <= float(confidence) <= 1) and confidence not in get_args(Confidence):
-            raise ValueError(
-                f"bv_blend: confidence must be sem, count, scale or a number in [0, 1], got {confidence!r}."
-            )
+            given = f"{decay}, {temperature}, {prior_mass}, {prior_variance}, {eps}"
+            needs = "0 < decay <= 1 and temperature, prior_mass, prior_variance, eps > 0"
+            raise ValueError(f"bv_blend: needs {needs}, got {given}.")
+        known = 0 <= confidence <= 1 if isinstance(confidence, (int, float)) else confidence in get_args(Confidence)
+        if not known:
+            raise ValueError(f"bv_blend: confidence must be sem, count, scale or in [0, 1], got {confidence!r}.")
         check_choice("bv_blend", "mapping", mapping, Map)
         check_choice("bv_blend", "variance", variance, Variance)
         if isinstance(clusters, (str, Path)):
@@ -123,20 +114,13 @@ class BVBlend(Baseline):
         missing = [prompt_id for prompt_id in run.prompts if prompt_id not in self.clusters]
         if not missing:
             return
+        share = f"bv_blend: {len(missing)} of {len(run.prompts)} training prompts"
         if not self.clusters.needs_texts:
-            raise ValueError(
-                f"bv_blend: {len(missing)} of {len(run.prompts)} training prompts have no cluster "
-                f"({self.clusters.source}); the first is prompt_id '{missing[0]}'. Build a codebook for them: "
-                "`basis-rl clusters RECIPE`."
-            )
+            first = f"({self.clusters.source}); the first is prompt_id '{missing[0]}'"
+            raise ValueError(f"{share} have no cluster {first}. Build a codebook: `basis-rl clusters RECIPE`.")
+        # Now, so that an encoder that cannot be loaded stops the run before it starts.
         self.clusters.load_encoder()
-        _logger.warning(
-            "bv_blend: %d of %d training prompts are not in the codebook (%s) and are embedded when they turn up.",
-            len(missing), len(run.prompts), self.clusters.source,
-        )  # fmt: skip
-
-    def _cluster_ids(self, batch: RolloutBatch) -> list[int]:
-        return self.clusters.assign(batch.prompt_ids, batch.prompt_texts)
+        _logger.warning("%s are not in the codebook (%s) and are embedded later.", share, self.clusters.source)
 
     def _weight(self, deviation: Tensor, mass: Tensor) -> Tensor:
         """``(N,)`` confidence in the history."""
@@ -152,10 +136,11 @@ class BVBlend(Baseline):
         return 1.0 / (1.0 + u) if self.mapping == "inverse" else (1.0 - u).clamp(min=0.0)
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
-        rewards = batch.rewards.double().cpu()
-        groups = batch.group_ids.cpu()
+        rewards = batch.rewards.double()
+        groups = batch.group_ids
         scorable = scorable_rows(batch)
-        known = [self.history.get(cluster) for cluster in self._cluster_ids(batch)]
+        clusters = self.clusters.assign(batch.prompt_ids, batch.prompt_texts)
+        known = [self.history.get(cluster) for cluster in clusters]
         warm = torch.tensor([state is not None for state in known])
         # The state before the batch, as in Algorithm 2: `update` comes later.
         m1, m2, mass = torch.tensor([state or (0.0, 0.0, 0.0) for state in known], dtype=torch.float64).T
@@ -198,29 +183,24 @@ class BVBlend(Baseline):
 
     def update(self, batch: RolloutBatch) -> None:
         self.range.widen(batch.rewards)
-        rewards = batch.rewards.double().cpu()
-        clusters = torch.tensor(self._cluster_ids(batch))
+        rewards = batch.rewards.double()
+        clusters = torch.tensor(self.clusters.assign(batch.prompt_ids, batch.prompt_texts))
         for cluster in clusters[~rewards.isnan()].unique().tolist():
             own = rewards[(clusters == cluster) & ~rewards.isnan()]
-            first = float(own.mean())
-            second = float((own**2).mean())
-            count = float(own.numel())
-            state = self.history.get(cluster)
-            if state is None:
-                self.history[cluster] = (first, first**2 + self.prior_variance, self.prior_mass)
-            else:
-                new = zip(state, (first, second, count), strict=True)
-                m1, m2, mass = ((1 - self.decay) * old + self.decay * fresh for old, fresh in new)
+            mean = float(own.mean())
+            new = (mean, float((own**2).mean()), float(len(own)))
+            if cluster in self.history:
+                pairs = zip(self.history[cluster], new, strict=True)
+                m1, m2, mass = ((1 - self.decay) * old + self.decay * fresh for old, fresh in pairs)
                 self.history[cluster] = (m1, m2, mass)
+            else:
+                self.history[cluster] = (mean, mean**2 + self.prior_variance, self.prior_mass)
 
     def state_dict(self) -> dict[str, Any]:
         seen = sorted(self.history)
         moments = torch.tensor([self.history[k] for k in seen], dtype=torch.float64).reshape(-1, 3)
-        return {
-            "cluster": seen,
-            "reward_range": self.range.ends,
-            **{name: moments[:, k].clone() for k, name in enumerate(_COLUMNS)},
-        }
+        columns = {name: moments[:, k].clone() for k, name in enumerate(_COLUMNS)}
+        return {"cluster": seen, "reward_range": self.range.ends, **columns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_state_keys(self, state, ("cluster", "reward_range", *_COLUMNS))

@@ -11,33 +11,28 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, check_state_keys, where_scorable, with_room
-from basis_rl.baselines.reward_range import RewardRange
-from basis_rl.baselines.text_prior import NO_TEXTS, TextPrior
-from basis_rl.functional.history import (
-    beta_update,
-    drift_grid,
-    expected_sigmoid,
-    filter_update,
-    leave_one_out_shift,
-    prequential_update,
-    shift_grid,
-    shift_log_likelihood,
-    shift_posterior,
-    sigmoid_variance,
-)
+from basis_rl.baselines.base import check_state_keys, where_scorable, with_room
+from basis_rl.baselines.reward_range import TableBelief
+from basis_rl.functional import history as equations
+from basis_rl.functional.regression import hashed_words, predicted_logits, regression_update
 from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
 
 Prior = Literal["flat", "text"]
 Belief = Literal["beta", "gaussian"]
+# Variance of the shift before the first reward: so wide that only the grid bounds it.
 _UNKNOWN_SHIFT = 100.0
 # Weights of the drifts remember about 1 / (1 - 0.97) = 33 batches: a run may stand still first and move later.
 _FORGETTING = 0.97
+# Of the text prior: places that words are hashed to, and what a batch leaves of the certainty of those before it, since
+# the policy moves, and not all texts alike.
+_WIDTH = 128
+_KEEP = 0.999
+NO_TEXTS: Mapping[str, str] = {}
 
 
-class BasisHistory(Baseline):
+class BasisHistory(TableBelief):
     """``A_i = r_i - V_i``, ``V_i`` from a belief about prompt i that every reward of the run has sharpened.
 
     Each prompt has a belief with mean ``m_i`` and variance ``v_i`` about the logit of its value, from the table's
@@ -48,16 +43,10 @@ class BasisHistory(Baseline):
        ``V_i = sigmoid((m_i + s_i) / sqrt(1 + pi u_i / 8))``, where ``m_i`` has already learnt from the other rollouts
        of the same prompt, if there are any. The own reward is excluded exactly.
     2. After the policy update, prompts learn from their own rewards, by a Beta
-       (`basis_rl.functional.history.beta_update`) or by an extended Kalman filter (``belief="gaussian"``; after n
-       failures in a row its V falls about as ``n^(-1/2)``, the Beta's as ``1 / n``). Per step ``v`` grows by the drift
-       and the variance of s by `shift_drift`.
+       (`basis_rl.functional.history.beta_update`) or an extended Kalman filter (``belief="gaussian"``). Per step ``v``
+       grows by the drift, and the variance of s by `shift_drift`.
     3. ``drift="auto"`` runs a filter for each of six drifts d from 0 to 0.1, and ``V_i = sum_d w_d V_i^(d)`` with
        ``log w_d <- 0.97 log w_d + sum_i log p(r_i | V_i^(d))``. The shift comes from the mean belief over d.
-
-    ``prior="text"`` starts prompts that were never seen at a regression on the words of all prompts so far
-    (`basis_rl.baselines.text_prior`). ``lcb=k`` takes ``b_i = max(V_i - k sd_i, 0)`` on the scale from 0 to 1, with the
-    standard deviation of `believed` before the batch: below the value, right rollouts weigh more than wrong ones
-    (Arnal et al., 2506.20520). The gradient stays unbiased.
 
     Metrics: ``shift``; ``beta = 1 / shift`` within the paper's grid [0.01, 5]; ``uncertainty``, the mean standard
     deviation of the beliefs, in logits; ``known``, the share of rollouts whose prompt has a belief of its own;
@@ -71,9 +60,12 @@ class BasisHistory(Baseline):
         drift: variance that a prompt's logit gains per step, beside the common shift, or ``"auto"``.
         shift_drift: variance that the common shift gains per step.
         prior_variance: of a prompt without a table.
-        prior: ``flat`` or ``text``: what is believed about a prompt that was never sampled.
-        belief: ``beta`` or ``gaussian``: the form of the belief about a prompt's value.
-        lcb: how many standard deviations of the belief the baseline is below the value, >= 0.
+        prior: of a prompt that was never sampled: ``flat``, or ``text``, a regression on the words of all prompts so
+            far (`TextPrior`).
+        belief: ``beta`` or ``gaussian``: the form of the belief about a prompt's value. After n failures in a row the
+            Beta's value falls about as ``1 / n``, the filter's as ``n^(-1/2)``.
+        lcb: k >= 0: ``b_i = max(V_i - k sd_i, 0)`` on the scale from 0 to 1, sd as `believed` before the batch. Below
+            the value, right rollouts weigh more than wrong ones (Arnal et al., 2506.20520); still unbiased.
         fixed_range: ``(low, high)`` of the rewards, for good. By default it is that of the table, or what the reward
             functions declare, or learnt, and rewards of earlier batches outside it widen it (`RewardRange`).
 
@@ -97,46 +89,41 @@ class BasisHistory(Baseline):
     ) -> None:
         bad_drift = drift != "auto" if isinstance(drift, str) else not drift >= 0
         if smoothing <= 0 or not 0 < epsilon < 0.5 or bad_drift or shift_drift < 0 or prior_variance <= 0:
-            raise ValueError(
-                "basis_history: needs smoothing > 0, 0 < epsilon < 0.5, drift >= 0 or 'auto', shift_drift >= 0 and "
-                f"prior_variance > 0, got {smoothing}, {epsilon}, {drift}, {shift_drift}, {prior_variance}."
-            )
+            given = f"{smoothing}, {epsilon}, {drift}, {shift_drift}, {prior_variance}"
+            needs = "smoothing > 0, 0 < epsilon < 0.5, drift >= 0 or 'auto', shift_drift >= 0, prior_variance > 0"
+            raise ValueError(f"basis_history: needs {needs}, got {given}.")
         check_choice("basis_history", "prior", prior, Prior)
         check_choice("basis_history", "belief", belief, Belief)
         if not 0 <= lcb < math.inf:
             raise ValueError(f"basis_history: lcb must be at least 0 and finite, got {lcb}.")
+        super().__init__("basis_history", values, accept_mismatch, fixed_range)
         self.prior = prior
         self.belief = belief
         self.lcb = lcb
         self.text_prior = TextPrior(prior_variance) if prior == "text" else None
         self.requires = frozenset({"prompt_texts"} if prior == "text" else ())
-        self.values = values if isinstance(values, ValueTable) or values is None else ValueTable.load(values)
         self.smoothing = smoothing
         self.epsilon = epsilon
-        self.accept_mismatch = accept_mismatch
         self.drift = drift
-        self.drifts = drift_grid() if isinstance(drift, str) else torch.tensor([drift], dtype=torch.float64)
+        self.drifts = equations.drift_grid() if isinstance(drift, str) else torch.tensor([drift], dtype=torch.float64)
         self.log_weights = torch.full_like(self.drifts, -math.log(len(self.drifts)))
         self.shift_drift = shift_drift
         self.prior_variance = prior_variance
-        self.fixed_range = fixed_range
-        self.range = RewardRange("basis_history", fixed_range, self.values.reward_range if self.values else None)
-        self.shifts = shift_grid()
+        self.shifts = equations.shift_grid()
         self.shift_mean = 0.0
         self.shift_variance = _UNKNOWN_SHIFT
         self.step = 0
         prompt_ids = self.values.prompt_ids if self.values else []
         mean = variance = torch.zeros(len(prompt_ids), dtype=torch.float64)
         if self.values is not None:
-            p = self.values.tilt(self.values.prompt_ids, smoothing)(torch.tensor([torch.inf]))[0][0]
-            rollouts = torch.tensor([float(len(self.values.rewards(i))) for i in self.values.prompt_ids]).double()
+            p = self.values.tilt(prompt_ids, smoothing)(torch.tensor([torch.inf]))[0][0]
             mean = torch.logit(p)
-            variance = 1.0 / ((rollouts + 2 * smoothing) * p * (1 - p))
+            variance = 1.0 / ((self.values.counts(prompt_ids) + 2 * smoothing) * p * (1 - p))
         drifts = len(self.drifts)
         self._set_beliefs(prompt_ids, mean.repeat(drifts, 1), variance.repeat(drifts, 1), torch.zeros(len(mean)))
 
     def _set_beliefs(self, prompt_ids: Sequence[str], mean: Tensor, variance: Tensor, last_seen: Tensor) -> None:
-        """Rows ``mean_d, variance_d, last_seen`` of one table, which a new prompt does not copy."""
+        """Fill the table, a row per prompt: ``mean_d, variance_d, last_seen``. It has spare rows (`with_room`)."""
         self._row = {prompt_id: row for row, prompt_id in enumerate(prompt_ids)}
         self._table = torch.cat([mean, variance, last_seen[None]]).double().T.contiguous()
 
@@ -147,7 +134,7 @@ class BasisHistory(Baseline):
 
     @property
     def variance(self) -> Tensor:
-        """``(D, P)``, when the prompts were last seen."""
+        """``(D, P)`` variances of these logits as they were when the prompts were last seen."""
         return self._table[: len(self._row), len(self.drifts) : -1].T
 
     @property
@@ -155,14 +142,8 @@ class BasisHistory(Baseline):
         """``(P,)`` float64, the step at which each prompt was seen last."""
         return self._table[: len(self._row), -1]
 
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        return self.range.span
-
     def validate(self, run: RunContext) -> None:
-        self.range.declare(run.reward_range)
-        if self.values is not None:
-            self.values.check(run, accept_mismatch=self.accept_mismatch)
+        super().validate(run)
         if self.text_prior is not None:
             self.text_prior.know(run.texts)
 
@@ -182,27 +163,23 @@ class BasisHistory(Baseline):
         variance[:, known] = own[len(self.drifts) : -1] + self.drifts[:, None] * age
         return mean, variance, known
 
-    def believed(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def believed(self, prompt_ids: Sequence[str], texts: Mapping[str, str] = NO_TEXTS) -> tuple[Tensor, Tensor]:
         """Mean and variance of the value of each prompt, in reward units. ``(P,), (P,)`` float64.
 
         ``x_i ~ N(m_i + s, v_i + u)`` under each drift, s and u being mean and variance of the shift: a mixture over the
         drifts, ``V_i = sum_d w_d E[sigmoid(x_i^(d))]``. A prompt without a belief of its own has the prior.
         """
-        return self._believed(prompt_ids, NO_TEXTS)
-
-    def _believed(self, prompt_ids: Sequence[str], texts: Mapping[str, str]) -> tuple[Tensor, Tensor]:
         mean, variance, _ = self._belief(prompt_ids, texts)
         weights = self.log_weights.exp()
         mean = mean + self.shift_mean
-        common = self.shift_variance + self.shift_drift
-        # Whose own variance is not in its mean.
-        if self.belief == "beta":
-            values = expected_sigmoid(mean, torch.full_like(mean, common))
-            own = values * (1 - values) / (1 + 1 / (variance * values * (1 - values)))
-            inside = own + sigmoid_variance(mean, torch.full_like(mean, common))
-        else:
-            values = expected_sigmoid(mean, variance + common)
-            inside = sigmoid_variance(mean, variance + common)
+        common = torch.full_like(mean, self.shift_variance + self.shift_drift)
+        beta = self.belief == "beta"
+        logit_variance = common if beta else variance + common
+        values = equations.expected_sigmoid(mean, logit_variance)
+        inside = equations.sigmoid_variance(mean, logit_variance)
+        # A Beta's logit is that of its mean, so its own variance moves the value's variance alone.
+        if beta:
+            inside = inside + values * (1 - values) / (1 + 1 / (variance * values * (1 - values)))
         value = weights @ values
         # The law of total variance over the drifts.
         spread = weights @ (inside + values**2) - value**2
@@ -216,28 +193,28 @@ class BasisHistory(Baseline):
         """
         mean, variance, _ = self._belief(prompt_ids)
         own = torch.zeros_like(variance) if self.belief == "beta" else variance
-        return self.log_weights.exp() @ expected_sigmoid(mean + self.shift_mean, own)
+        return self.log_weights.exp() @ equations.expected_sigmoid(mean + self.shift_mean, own)
 
     def _log_prior(self) -> Tensor:
         return -0.5 * (self.shifts - self.shift_mean) ** 2 / (self.shift_variance + self.shift_drift)
 
     def _log_likelihood(self, mean: Tensor, rewards: Tensor) -> Tensor:
-        return shift_log_likelihood(self.log_weights.exp() @ mean, rewards, self.shifts)
+        return equations.shift_log_likelihood(self.log_weights.exp() @ mean, rewards, self.shifts)
 
     def _values(
         self, prompt_ids: list[str], rewards: Tensor, mean: Tensor, variance: Tensor, likelihood: Tensor
     ) -> Tensor:
-        """``V_i^(d)``, told by all rewards but the own. ``(D, N)``."""
-        shift, uncertainty = leave_one_out_shift(likelihood, self._log_prior(), self.shifts)
+        """``V_i^(d)`` given all rewards of the batch except the own. ``(D, N)``."""
+        shift, uncertainty = equations.leave_one_out_shift(likelihood, self._log_prior(), self.shifts)
         first = {prompt_id: k for k, prompt_id in reversed(list(enumerate(prompt_ids)))}
         index = torch.tensor([first[prompt_id] for prompt_id in prompt_ids], dtype=torch.long)
         # Sums of rewards and counts of the other rollouts of the same prompt: the own reward is taken out again.
         own = torch.stack([torch.nan_to_num(rewards, nan=0.0), (~rewards.isnan()).double()])
         total, count = torch.zeros_like(own).index_add(1, index, own)[:, index] - own
-        values = expected_sigmoid(mean + shift, uncertainty)
+        values = equations.expected_sigmoid(mean + shift, uncertainty)
         # First the prompt's belief learns from the other rollouts, then its value is read.
         mean, _ = self._learn(mean, variance, values, total - count * values, count.expand_as(values))
-        return expected_sigmoid(mean + shift, uncertainty).clamp(self.epsilon, 1 - self.epsilon)
+        return equations.expected_sigmoid(mean + shift, uncertainty).clamp(self.epsilon, 1 - self.epsilon)
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         if not self.range.known:
@@ -248,12 +225,12 @@ class BasisHistory(Baseline):
         likelihood = self._log_likelihood(mean, rewards)
         weights = self.log_weights.exp()
         values = weights @ self._values(batch.prompt_ids, rewards, mean, variance, likelihood)
-        shift, _ = shift_posterior(likelihood, self._log_prior(), self.shifts)
+        shift, _ = equations.shift_posterior(likelihood, self._log_prior(), self.shifts)
         baseline = self.range.unscaled(values)
         if self.lcb > 0:
-            lower = baseline - self.lcb * self._believed(batch.prompt_ids, texts)[1].sqrt()
+            lower = baseline - self.lcb * self.believed(batch.prompt_ids, texts)[1].sqrt()
             baseline = lower.clamp(min=self.reward_range[0])
-        result = where_scorable(batch, batch.rewards.double().cpu() - baseline)
+        result = where_scorable(batch, batch.rewards.double() - baseline)
         metrics = {
             "shift": float(shift),
             "beta": min(5.0, 1.0 / max(float(shift), 0.2)),
@@ -273,7 +250,7 @@ class BasisHistory(Baseline):
         rewards = self.range.scaled(batch.rewards)
         mean, variance, _ = self._belief(batch.prompt_ids)
         likelihood = self._log_likelihood(mean, rewards)
-        shift, uncertainty = shift_posterior(likelihood, self._log_prior(), self.shifts)
+        shift, uncertainty = equations.shift_posterior(likelihood, self._log_prior(), self.shifts)
         values = torch.sigmoid(mean + shift)
         scored = ~rewards.isnan()
         rated = [name for name, use in zip(batch.prompt_ids, scored.tolist(), strict=True) if use]
@@ -281,12 +258,13 @@ class BasisHistory(Baseline):
         index = torch.tensor([position[name] for name in rated], dtype=torch.long)
         zeros = torch.zeros((len(self.drifts), len(position)), dtype=torch.float64)
         if rated and self.range.known:
+            # Before the beliefs learn: the drifts are weighted by what they predicted.
             predicted = self._values(batch.prompt_ids, rewards, mean, variance, likelihood)
             residual = zeros.index_add(1, index, (rewards - values)[:, scored])
             count = zeros.index_add(1, index, torch.ones_like(values)[:, scored])
             before, spread, value = (zeros.index_copy(1, index, x[:, scored]) for x in (mean, variance, values))
             self._store(list(position), *self._learn(before, spread, value, residual, count))
-            self.log_weights = prequential_update(self.log_weights, predicted, rewards, _FORGETTING)
+            self.log_weights = equations.prequential_update(self.log_weights, predicted, rewards, _FORGETTING)
             self.shift_mean = float(shift)
             self.shift_variance = float(uncertainty)
             if self.text_prior is not None:
@@ -322,8 +300,8 @@ class BasisHistory(Baseline):
         """
         if self.belief == "beta":
             value = value.clamp(self.epsilon, 1 - self.epsilon)
-            return beta_update(mean, variance, value, residual, count)
-        return filter_update(mean, variance, residual, count * value * (1 - value))
+            return equations.beta_update(mean, variance, value, residual, count)
+        return equations.filter_update(mean, variance, residual, count * value * (1 - value))
 
     def _store(self, prompts: list[str], mean: Tensor, variance: Tensor) -> None:
         rows = torch.tensor([self._row.setdefault(name, len(self._row)) for name in prompts], dtype=torch.long)
@@ -347,17 +325,10 @@ class BasisHistory(Baseline):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_state_keys(self, state, self.state_dict())
-        if state["log_weights"].shape != self.log_weights.shape:
-            raise ValueError(
-                f"The state of BasisHistory was saved with {len(state['log_weights'])} candidates of the drift, not "
-                f"{len(self.drifts)}: give the `drift` that the run was started with."
-            )
-        if (state["text_prior"] is None) != (self.text_prior is None):
-            saved = "without" if state["text_prior"] is None else "with"
-            raise ValueError(
-                f"The state of BasisHistory was saved {saved} a prior from the text: give the `prior` that the run was "
-                "started with."
-            )
+        same_prior = (state["text_prior"] is None) == (self.text_prior is None)
+        if not same_prior or state["log_weights"].shape != self.log_weights.shape:
+            key = "drift" if same_prior else "prior"
+            raise ValueError(f"The state was saved with another `{key}`: give the one that the run was started with.")
         if self.text_prior is not None:
             self.text_prior.load_state_dict(state["text_prior"])
         self._set_beliefs(*(state[name] for name in ("prompt_ids", "mean", "variance", "last_seen")))
@@ -371,3 +342,66 @@ class BasisHistory(Baseline):
 def _texts(batch: RolloutBatch) -> Mapping[str, str]:
     """The texts of the batch's prompts, by their ids."""
     return NO_TEXTS if batch.prompt_texts is None else dict(zip(batch.prompt_ids, batch.prompt_texts, strict=True))
+
+
+class TextPrior:
+    """``x_i ~ N(w . phi_i, phi_i S phi_i' + own)`` about the logit of prompt i, beside the shift that all have in
+    common.
+
+    ``phi`` are hashed words and pairs of words; ``w ~ N(m, S)`` is learnt from all rewards so far by Bayesian logistic
+    regression. Before the first batch the variance is that of the flat prior: three quarters of it are what texts may
+    explain, one quarter (`own`) is what no text tells.
+
+    Args:
+        variance: of the flat prior, > 0.
+    """
+
+    def __init__(self, variance: float) -> None:
+        self.own = variance / 4
+        self.mean = torch.zeros(_WIDTH, dtype=torch.float64)
+        self.covariance = 0.75 * variance * torch.eye(_WIDTH, dtype=torch.float64)
+        self._row: dict[str, int] = {}
+        # A million prompts are 256 MB.
+        self._features = torch.zeros((0, _WIDTH), dtype=torch.float16)
+
+    def know(self, texts: Mapping[str, str]) -> None:
+        """Take in the texts of prompts, by their ids; for all calls to come."""
+        new = {name: text for name, text in texts.items() if name not in self._row}
+        if new:
+            known = len(self._row)
+            self._row.update({name: known + place for place, name in enumerate(new)})
+            self._features = with_room(self._features, len(self._row))
+            self._features[known : len(self._row)] = hashed_words(list(new.values()), _WIDTH).half()
+
+    def __call__(self, prompt_ids: Sequence[str], texts: Mapping[str, str] = NO_TEXTS) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the logits, ``(P,), (P,)`` float64.
+
+        Args:
+            prompt_ids: of the prompts.
+            texts: of those that were not taken in; a prompt without a text has mean and variance of no words.
+        """
+        features = self._of(prompt_ids)
+        new = [row for row, name in enumerate(prompt_ids) if name not in self._row and name in texts]
+        if new:
+            # Rounded as what is taken in.
+            features[new] = hashed_words([texts[prompt_ids[row]] for row in new], _WIDTH).half().float()
+        mean, variance = predicted_logits(self.mean.float(), self.covariance.float(), features)
+        return mean.double(), variance.double() + self.own
+
+    def _of(self, prompt_ids: Sequence[str]) -> Tensor:
+        rows = torch.tensor([self._row.get(name, -1) for name in prompt_ids], dtype=torch.long)
+        features = torch.zeros((len(rows), _WIDTH), dtype=torch.float32)
+        features[rows >= 0] = self._features[rows[rows >= 0]].float()
+        return features
+
+    def update(self, prompt_ids: Sequence[str], rewards: Tensor, shift: float) -> None:
+        """Learn from ``(N,)`` rewards in [0, 1], NaN where there is none."""
+        features = self._of(prompt_ids).double()
+        self.mean, self.covariance = regression_update(self.mean, self.covariance / _KEEP, features, rewards, shift)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean.clone(), "covariance": self.covariance.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.mean = state["mean"].clone()
+        self.covariance = state["covariance"].clone()

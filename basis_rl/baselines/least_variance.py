@@ -18,17 +18,14 @@ class LeastVariance(BasisHistory):
     """``A_i = r_i - b_i``, ``b_i = c_0 + c_1 V_i + c_2 V_i^2``, the c of least energy-weighted error of the OTHERS.
 
     The power of a rollout's gradient is ``E[(r - b)^2 |S|^2]``, S its score, least at ``b* = E[r |S|^2] / E[|S|^2]``.
-    That is the value V only where right and wrong rollouts have scores of one size; with rho, the mean of ``|S|^2`` of
-    wrong ones over that of right ones, it is ``V / (V + rho (1 - V))`` (`studies.score_norms`). So the value is bent,
-    alike for all prompts, by what the batch itself shows::
+    That is the value V only if right and wrong rollouts have scores of one size (`studies.score_norms`). So the value
+    is corrected by a curve, the same for all prompts, that is fitted to the batch::
 
         c^(i) = argmin_c  sum_{j != i} W_j (r_j - c . x_j)^2 + W_mean |c - (0, 1, 0)|^2      x = (1, V, V^2)
 
     ``W_j = sum_t w_t`` is the rollout's energy, the squared norm of its score in the logits (OTB, Eq. 7), of the same
-    forward pass. ``b = 0`` (`none`), one number (`batch_mean`) and ``b = V`` are members of this family; the second
-    term, one pseudo-rollout, draws small batches to the last. V is what `basis_history` believes before the batch, so
-    that no reward of the batch is in it: ``b_i`` does not depend on ``r_i``. Values are scaled to [0, 1], ``b`` is kept
-    within the range of rewards.
+    forward pass. The second term draws small batches to ``b = V``. V is what `basis_history` believes before the batch,
+    so ``b_i`` does not depend on ``r_i``. Values are scaled to [0, 1], ``b`` is kept within the range of rewards.
 
     Not from a paper: what it gains, and where it does not, is in `studies.least_variance`.
 
@@ -60,13 +57,13 @@ class LeastVariance(BasisHistory):
             return self.range.until_known(batch)
         scorable = scorable_rows(batch)
         rewards = torch.where(scorable, self.range.scaled(batch.rewards), 0.0)
-        energies = (batch.energies.double().cpu() * batch.action_mask.cpu()).sum(dim=1) * scorable
+        energies = (batch.energies.double() * batch.action_mask).sum(dim=1) * scorable
         value = self.expected(batch.prompt_ids)
         features = torch.stack([torch.ones_like(value), value, value**2], dim=1)
         coefficients = _leave_one_out(features, rewards, energies, scorable)
         scaled = (coefficients * features).sum(dim=1).clamp(0.0, 1.0)
         baseline = self.range.unscaled(scaled)
-        values = where_scorable(batch, batch.rewards.double().cpu() - baseline)
+        values = where_scorable(batch, batch.rewards.double() - baseline)
         means = coefficients.mean(dim=0).tolist()
         metrics = dict(zip(("intercept", "slope", "curvature"), means, strict=True)) | self.range.metrics()
         return Advantages(values=values, baseline=baseline, metrics=metrics)
@@ -87,5 +84,4 @@ def _leave_one_out(features: Tensor, rewards: Tensor, weights: Tensor, counts: T
     ridge = ((weights.sum() - weights) / others).clamp(min=1e-12)
     left = outer.sum(dim=0) - outer + ridge[:, None, None] * torch.eye(3, dtype=torch.float64)
     right = moment.sum(dim=0) - moment + ridge[:, None] * torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
-    found: Tensor = torch.linalg.solve(left, right[:, :, None])[:, :, 0]
-    return found
+    return torch.linalg.solve(left, right[:, :, None])[:, :, 0]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from basis_rl.baselines.base import LearnedBaseline, Learning, TokenLevel, TokenLoss, scorable_rows
-from basis_rl.baselines.critic import ValueHead, load_value_model, value_model_parameters
 from basis_rl.functional.gae import clipped_value_loss, explained_variance, gae
+from basis_rl.functional.packing import Packing
 from basis_rl.types import Advantages, RolloutBatch
 
 _HEAD_RATE = 1e-3
@@ -19,27 +19,20 @@ _MODEL_RATE = 1e-5
 class Ppo(LearnedBaseline):
     """``A_t = sum_l (gamma lam)^l delta_{t+l}`` (`basis_rl.functional.gae.gae`) with a learned ``V``. G >= 1.
 
-    The critic is a small head on the policy's last hidden states, detached, so that it costs next to no memory and the
-    policy's gradient is untouched; or, with `critic_model`, a value model of its own, in float32 with AdamW: 16 bytes a
-    parameter, and activations, divided over the ranks where the policy is (ZeRO-3, FSDP). Its optimizer is its own, so
-    there is no ``vf_coef``.
+    The critic is a small head on the policy's last hidden states, detached, so that the policy's gradient does not
+    change; or, with `critic_model`, a value model in float32, 16 bytes a parameter with AdamW. It learns from each
+    generation batch after the policy, in as many minibatches as the policy takes optimizer steps in one pass, by
+    `basis_rl.functional.gae.clipped_value_loss` with the targets ``R_t = A'_t + V_t``, ``A'`` being the estimate with
+    `critic_lam`. Its gradient's norm is clipped at ``max_grad_norm``. It has its own optimizer, so no ``vf_coef``.
 
-    It learns from each generation batch after the policy was updated on it, in as many minibatches as the policy takes
-    optimizer steps in one pass. The loss is `basis_rl.functional.gae.clipped_value_loss`, averaged over tokens, with
-    the targets ``R_t = A'_t + V_t``, ``A'`` being the estimate with `critic_lam`. The gradient's norm is clipped at the
-    run's ``max_grad_norm``. Rollouts without a reward take no part.
+    In the warm-up the policy's whole loss is multiplied by 0, since Adam would amplify the noise of a KL term alone.
+    Rollouts are generated and counted, and the learning rate's schedule continues; ``weight_decay`` is not paused.
 
-    While it warms up (`critic_warmup_steps`) the policy's loss is multiplied by 0, all of it: noise of a KL term would
-    be blown up by Adam. Rollouts are drawn and counted, and the learning rate's schedule continues; AdamW's
-    ``weight_decay``, 0 by default, is not held.
+    With lam = 1 the gradient is unbiased however wrong the value is; lam < 1 trades bias for variance. Whitening is
+    that of verl and TRL; the mean that it subtracts contains the own reward.
 
-    With lam = 1 the advantage is the return less the value, and the gradient is unbiased however wrong the value is;
-    lam < 1 trades bias for variance. Whitening divides by the batch's standard deviation, as verl and TRL do, and also
-    subtracts the mean, in which the own reward is.
-
-    Metrics: ``explained_variance``, `basis_rl.functional.gae.explained_variance` of the discounted return by the values
-    before learning from it; ``value_mean``, ``value_target_mean``; and of the learning ``value_loss``,
-    ``value_clip_fraction``, ``critic_grad_norm``, ``critic_learning_rate``.
+    Metrics: ``explained_variance`` of the discounted return by the values before learning from it; ``value_mean``,
+    ``value_target_mean``, ``value_loss``, ``value_clip_fraction``, ``critic_grad_norm``, ``critic_learning_rate``.
 
     Args:
         gamma: discount of a token, in (0, 1].
@@ -81,10 +74,8 @@ class Ppo(LearnedBaseline):
             if number is not None and not number > 0:
                 raise ValueError(f"ppo: {name} must be positive, or left out, got {number}.")
         if critic_epochs < 1 or critic_warmup_steps < 0:
-            raise ValueError(
-                "ppo: needs critic_epochs >= 1 and critic_warmup_steps >= 0, "
-                f"got {critic_epochs} and {critic_warmup_steps}."
-            )
+            given = f"{critic_epochs} and {critic_warmup_steps}"
+            raise ValueError(f"ppo: needs critic_epochs >= 1 and critic_warmup_steps >= 0, got {given}.")
         self.gamma = gamma
         self.lam = lam
         self.critic_lam = lam if critic_lam is None else critic_lam
@@ -108,22 +99,25 @@ class Ppo(LearnedBaseline):
         return ValueHead(int(policy.config.get_text_config().hidden_size))
 
     def module_parameters(self, policy_config: Any) -> int:
-        if self.critic_model is not None:
-            return value_model_parameters(self.critic_model)
+        from transformers import AutoConfig, AutoModel
+
+        config = policy_config if self.critic_model is None else _load(AutoConfig, self.critic_model)
+        hidden = int(config.get_text_config().hidden_size)
+        # On the meta device parameters have shapes, but no memory.
         with torch.device("meta"):
-            head = ValueHead(int(policy_config.get_text_config().hidden_size))
-        return sum(parameter.numel() for parameter in head.parameters())
+            own = self.critic_model is not None
+            module = ValueModel(AutoModel.from_config(config), hidden) if own else ValueHead(hidden)
+        return sum(parameter.numel() for parameter in module.parameters())
 
     def policy_waits(self, step: int) -> bool:
         return step < self.critic_warmup_steps
 
     def _estimate(self, batch: RolloutBatch, lam: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Values and estimates with `lam`, ``(N, T)`` float64 on CPU, 0 elsewhere; and the tokens that count."""
+        """Values and estimates with `lam`, ``(N, T)`` float64, and the tokens that count; 0 elsewhere."""
         assert batch.values is not None
-        counts = batch.action_mask.cpu() & scorable_rows(batch)[:, None]
-        values = torch.where(counts, batch.values.double().cpu(), 0.0)
-        kl = None if batch.kl is None else batch.kl.cpu()
-        return values, gae(batch.rewards.cpu(), values, counts, kl, gamma=self.gamma, lam=lam), counts
+        counts = batch.action_mask & scorable_rows(batch)[:, None]
+        values = torch.where(counts, batch.values.double(), 0.0)
+        return values, gae(batch.rewards, values, counts, batch.kl, gamma=self.gamma, lam=lam), counts
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         values, estimate, counts = self._estimate(batch, self.lam)
@@ -143,6 +137,104 @@ class Ppo(LearnedBaseline):
         values, estimate, counts = self._estimate(batch, self.critic_lam)
         old, targets, counts = (x.to(predicted.device) for x in (values.float(), (values + estimate).float(), counts))
         loss, clipped = clipped_value_loss(predicted, old, targets, self.cliprange_value)
-        return TokenLoss(
-            per_token=loss, counts=counts, metrics={"value_loss": loss.detach(), "value_clip_fraction": clipped}
-        )
+        metrics = {"value_loss": loss.detach(), "value_clip_fraction": clipped}
+        return TokenLoss(per_token=loss, counts=counts, metrics=metrics)
+
+
+class ValueHead(nn.Module):
+    """``V_t = w_2 silu(W_1 norm(h_t)) + b`` in float32, whatever the precision of h. ``(B, T, H) -> (B, T)``.
+
+    The last layer starts at 0, and so does every value.
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden_size)
+        self.inner = nn.Linear(hidden_size, hidden_size)
+        self.outer = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.outer.weight)
+        nn.init.zeros_(self.outer.bias)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            inner = nn.functional.silu(self.inner(self.norm(hidden_states.float())))
+            return self.outer(inner)[..., 0]
+
+
+class ValueModel(nn.Module):
+    """A transformer and a `ValueHead`: ``V_t`` from the tokens before t.
+
+    Args:
+        backbone: returns ``last_hidden_state``, ``(B, L, H)``.
+        hidden_size: H.
+    """
+
+    def __init__(self, backbone: Any, hidden_size: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = ValueHead(hidden_size)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        tokens: int,
+        packing: Packing | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """``(B, T)`` values of the last T = `tokens` columns of ``(B, L)`` rows.
+
+        Args:
+            input_ids: the rows.
+            attention_mask: 0 on padding.
+            tokens: T.
+            packing: of the rows, for a backbone that attends by segments (`basis_rl.trainer.attention`): it sees one
+                row without padding. Tokens that are not scored get the value of a hidden state of 0.
+            position_ids: of padded rows, where the backbone does not count from the mask.
+        """
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if packing is not None:
+            inputs = packing.model_inputs(input_ids)
+        elif position_ids is not None:
+            inputs["position_ids"] = position_ids
+        hidden = self.backbone(**inputs, use_cache=False).last_hidden_state
+        before = hidden[:, :-1] if packing is None else packing.unpack(hidden)
+        return self.head(before[:, -tokens:])
+
+    def gradient_checkpointing_enable(self) -> None:
+        """As of transformers' models, which do it in training mode only: layers are computed again in the backward."""
+        self.train()
+        self.backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def _load(kind: Any, name: str, **settings: Any) -> Any:
+    try:
+        return kind.from_pretrained(name, **settings)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"ppo: critic_model '{name}' could not be loaded: {str(error)[:300]}") from error
+
+
+def load_value_model(name: str, tokenizer: Any) -> ValueModel:
+    """The backbone of the model `name` (Hub id or folder) in float32, without dropout, and a new head.
+
+    Raises:
+        ValueError: it cannot be loaded, or its tokenizer gives other ids than `tokenizer`.
+    """
+    from transformers import AutoModel, AutoTokenizer
+
+    backbone = _load(AutoModel, name, dtype=torch.float32)
+    try:
+        own = AutoTokenizer.from_pretrained(name).get_vocab()
+    except (OSError, ValueError):
+        # A model that was saved without a tokenizer: nothing to compare with.
+        own = None
+    policys = tokenizer.get_vocab()
+    if own is not None and any(own.get(token) != number for token, number in policys.items()):
+        way_out = "Take a model of the policy's family, or leave critic_model out for a head on the policy"
+        raise ValueError(f"ppo: critic_model '{name}' has another tokenizer than the policy. {way_out}.")
+    for module in backbone.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+    return ValueModel(backbone, int(backbone.config.get_text_config().hidden_size))

@@ -1,4 +1,4 @@
-"""REINFORCE++: normalisation over the global batch (Hu et al. 2025, arXiv:2501.03262)."""
+"""REINFORCE and its relatives: no baseline, one number of the whole batch, or the reward of the greedy rollout."""
 
 from __future__ import annotations
 
@@ -7,13 +7,55 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, TokenLevel, scorable_rows
-from basis_rl.functional.returns import reward_to_go
+from basis_rl.baselines.base import Baseline, CenterScale, TokenLevel, returns, scorable_rows, where_scorable
+from basis_rl.functional.gae import reward_to_go
 from basis_rl.functional.segments import group_mean, segment_count
 from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch
 
 Over = Literal["samples", "tokens"]
+
+
+class NoBaseline(CenterScale):
+    """``A_i = r_i``: REINFORCE without a baseline, the "vanilla" rows of the BASIS paper."""
+
+    def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        return torch.zeros_like(rewards)
+
+
+class BatchMean(CenterScale):
+    """``A_i = r_i - (1/N) sum_j r_j``, the mean over all scored rollouts of the batch, the own one included.
+
+    The BASIS paper's "REINFORCE++" rows are this, without any division by a standard deviation (its Appendix A).
+    """
+
+    uses_own_reward: bool = True
+
+    def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        return group_mean(rewards, torch.zeros_like(group_ids))
+
+
+class WReinforce(CenterScale):
+    """``A_i = positive r_i - (1 - r_i)``: a right rollout counts `positive`, a wrong one -1 (arXiv:2506.01347).
+
+    Weighted REINFORCE (Zhu et al. 2025): no baseline, and what is right is reinforced ten times less than what is wrong
+    is punished, which keeps the policy's diversity. ``positive=0`` is the paper's negative-sample reinforcement alone.
+    For rewards between 0 and 1 it is linear in between, which is not the paper's. It is made for rewards from 0 to 1:
+    with 1 and -1 a wrong rollout gets ``-0.1 - 2 = -2.1``, so give 0 in place of -1.
+
+    Raises:
+        ValueError: a negative weight.
+    """
+
+    uses_own_reward: bool = True
+
+    def __init__(self, positive: float = 0.1) -> None:
+        if not positive >= 0:
+            raise ValueError(f"w_reinforce: positive must be at least 0, got {positive}.")
+        self.positive = positive
+
+    def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        return 1.0 - self.positive * rewards
 
 
 class ReinforcePP(Baseline):
@@ -57,30 +99,28 @@ class ReinforcePP(Baseline):
         return torch.zeros_like(rewards)
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
-        mask = batch.action_mask.cpu()
-        rewards = batch.rewards.double().cpu()
+        rewards = batch.rewards.double()
         if self.reward_clip is not None:
             rewards = rewards.clamp(*self.reward_clip)
-        local = self.reshape(rewards, batch.group_ids.cpu())
+        local = self.reshape(rewards, batch.group_ids)
         rows = scorable_rows(batch) & ~local.isnan()
-        shifted = torch.where(rows, rewards - local, torch.nan)
-        returns = reward_to_go(shifted, None if batch.kl is None else batch.kl.cpu(), mask)
-        mean, std = self._moments(torch.nan_to_num(returns), mask & rows[:, None])
-        values = torch.where(mask & rows[:, None], (torch.nan_to_num(returns) - mean) / (std + self.eps), 0.0)
-        baseline = torch.nan_to_num(local) + mean
-        if batch.kl is None:
-            values = torch.where(rows, (torch.nan_to_num(shifted) - mean) / (std + self.eps), 0.0)
+        tokens = batch.action_mask & rows[:, None]
+        shifted = torch.where(rows, rewards - local, 0.0)
+        to_go = reward_to_go(shifted, batch.kl, tokens)
+        mean, std = self._moments(to_go, tokens)
+        # Without KL the return is the same at each token, and one number per rollout says it.
+        values = torch.where(rows, shifted - mean, 0.0) if batch.kl is None else torch.where(tokens, to_go - mean, 0.0)
         metrics = {"batch_mean": float(mean), "batch_std": float(std)}
-        return Advantages(values=values, baseline=baseline, metrics=metrics)
+        baseline = torch.nan_to_num(local) + mean
+        return Advantages(values=values / (std + self.eps), baseline=baseline, metrics=metrics)
 
-    def _moments(self, returns: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def _moments(self, to_go: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the returns over rollouts or tokens (`over`); 0 and 0 if there are none."""
+        samples = to_go[tokens]
         if self.over == "samples":
-            lengths = mask.sum(dim=1)
-            samples = (returns * mask).sum(dim=1)[lengths > 0] / lengths[lengths > 0]
-        else:
-            samples = returns[mask]
-        if samples.numel() == 0:
-            return torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+            lengths = tokens.sum(dim=1)
+            samples = (to_go * tokens).sum(dim=1)[lengths > 0] / lengths[lengths > 0]
+        samples = samples if len(samples) else samples.new_zeros(1)
         return samples.mean(), samples.std(correction=0)
 
 
@@ -96,3 +136,28 @@ class ReinforcePPBaseline(ReinforcePP):
     def reshape(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         enough = segment_count(rewards, group_ids) >= self.min_group_size
         return torch.where(enough, group_mean(rewards, group_ids), torch.nan)
+
+
+class ReMax(Baseline):
+    """``A_i = r_i - r_greedy``, the reward of the prompt's greedy rollout (Li et al. 2023, arXiv:2310.10505). G >= 1.
+
+    One greedy rollout a distinct prompt is generated and scored beside the sampled ones; none of it is trained on. A
+    row whose greedy rollout could not be scored gets ``A = 0``; the share of such rows among the scored ones is the
+    metric ``undefined``. Metric ``greedy``: mean reward of the greedy rollouts. With KL in the reward, ``r_i`` is the
+    return, less the KL of all its tokens; the greedy rollout's own KL is not subtracted, which shifts b and not the
+    expected gradient.
+    """
+
+    requires = frozenset({"greedy_rewards"})
+    reads_kl: bool = True
+
+    def advantages(self, batch: RolloutBatch) -> Advantages:
+        assert batch.greedy_rewards is not None
+        greedy = batch.greedy_rewards.double()
+        scorable = scorable_rows(batch)
+        undefined = scorable & greedy.isnan()
+        metrics = {"undefined": float(undefined.sum() / scorable.sum().clamp(min=1))}
+        if not bool(greedy.isnan().all()):
+            metrics["greedy"] = float(greedy.nanmean())
+        values = where_scorable(batch, returns(batch) - greedy)
+        return Advantages(values=values, baseline=torch.nan_to_num(greedy, nan=0.0), metrics=metrics)

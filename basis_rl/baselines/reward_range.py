@@ -1,29 +1,31 @@
-"""The scale of a belief: the least and the largest reward, given or learnt from the batches before."""
+"""What beliefs about the value of prompts share: a value table that starts them, and the range of the rewards."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import where_scorable
+from basis_rl.baselines.base import Baseline, where_scorable
 from basis_rl.functional.segments import leave_one_out_mean
 from basis_rl.rewards.base import checked_range
-from basis_rl.types import Advantages, RolloutBatch
+from basis_rl.types import Advantages, RolloutBatch, RunContext
+from basis_rl.values.table import ValueTable
 
 # Rewards are float32, and a range may be given in more digits.
 _SLACK = 1e-6
 
 
 class RewardRange:
-    """``(low, high)`` of the rewards; a belief holds values on the scale on which it is (0, 1).
+    """``(low, high)`` of the rewards. Beliefs hold values on a scale on which the range is (0, 1).
 
-    A range that the user fixes stays, and rewards outside are taken for the nearer end. One that a value table or the
-    reward functions declare is where the range starts, and without any it is learnt: `widen` takes in the rewards of a
-    batch after the policy was updated on it, so that the range in which a rollout is judged does not depend on its own
-    reward. It is known once two different rewards were seen.
+    A range that the user fixes stays; rewards outside count as its nearer end. A range that a value table or the reward
+    functions declare is where it starts, else it is learnt: `widen` extends it to the rewards of a batch after the
+    policy was updated on that batch, so that the scale of a rollout does not depend on its own reward. The range is
+    known once two different rewards were seen.
 
     Args:
         owner: who asks, for messages.
@@ -56,7 +58,7 @@ class RewardRange:
     def scaled(self, rewards: Tensor) -> Tensor:
         """``(N,)`` float64 in [0, 1]; NaN stays."""
         low, high = self.span
-        return ((rewards.double().cpu() - low) / (high - low)).clamp(0.0, 1.0)
+        return ((rewards.double() - low) / (high - low)).clamp(0.0, 1.0)
 
     def unscaled(self, values: Tensor) -> Tensor:
         """Values of the scale from 0 to 1 in reward units."""
@@ -77,6 +79,7 @@ class RewardRange:
         if self.ends is None:
             self.ends = (least, largest)
             return None
+        # Until two different rewards were seen, no belief has learnt anything that would have to be rescaled.
         was_known = self.known
         low, high = self.ends
         slack = _SLACK * (high - low)
@@ -92,14 +95,46 @@ class RewardRange:
 
     def until_known(self, batch: RolloutBatch) -> Advantages:
         """``A_i = r_i - mean_{j != i} r_j`` over the batch, what is done until a range is known; of a single one, r."""
-        rewards = batch.rewards.double().cpu()
+        rewards = batch.rewards.double()
         others = leave_one_out_mean(rewards, torch.zeros(len(rewards), dtype=torch.long))
         baseline = torch.nan_to_num(others, nan=0.0)
         values = where_scorable(batch, rewards - baseline)
         return Advantages(values=values, baseline=baseline, metrics=self.metrics())
 
 
+class TableBelief(Baseline):
+    """A baseline that believes something about the value of each prompt, which a value table may start.
+
+    Args:
+        owner: its registered name, for messages.
+        values: a table, its folder or Hub id, or None.
+        accept_mismatch: use the table although it was built for another model, template, reward or sampling.
+        fixed_range: of the rewards, by the user; see `RewardRange`.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        values: ValueTable | str | Path | None,
+        accept_mismatch: bool,
+        fixed_range: Sequence[float] | None,
+    ) -> None:
+        self.values = values if isinstance(values, ValueTable) or values is None else ValueTable.load(values)
+        self.accept_mismatch = accept_mismatch
+        self.fixed_range = fixed_range
+        self.range = RewardRange(owner, fixed_range, self.values.reward_range if self.values else None)
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return self.range.span
+
+    def validate(self, run: RunContext) -> None:
+        self.range.declare(run.reward_range)
+        if self.values is not None:
+            self.values.check(run, accept_mismatch=self.accept_mismatch)
+
+
 def with_range(belief: object, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A belief's `state`; one that was saved before ranges were learnt has the one of then, the table's or (0, 1)."""
+    """A belief's saved `state`; where it was saved by a version without ranges, with the range of then added."""
     learnt = getattr(belief, "range", None)
     return {"reward_range": learnt.span, **state} if isinstance(learnt, RewardRange) else state

@@ -9,16 +9,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows, where_scorable
-from basis_rl.baselines.reward_range import RewardRange
-from basis_rl.types import Advantages, RolloutBatch, RunContext
+from basis_rl.baselines.base import check_state_keys, scorable_rows, where_scorable
+from basis_rl.baselines.reward_range import TableBelief
+from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values.table import ValueTable
 
 _COLUMNS = ("alpha", "beta", "log_prob")
+# The middle of the paper's interval [0.875, 0.96] of rho.
 _MIDDLE = 0.92
 
 
-class Spo(Baseline):
+class Spo(TableBelief):
     """``A_i = (r_i - v_i - mean) / (std + eps)`` over the batch, ``v = alpha / (alpha + beta)`` (arXiv:2509.13232).
 
     Each prompt has a Beta tracker of its success rate (Single-stream Policy Optimization, Xu and Ding 2025). After the
@@ -31,17 +32,14 @@ class Spo(Baseline):
     deviation (ddof = 1, ``eps = 1e-8``) are those of ``r - v`` over the scored rollouts. Rewards are scaled to [0, 1]
     by their range (`RewardRange`); a tracker whose range widens keeps its value in reward units.
 
-    `forgetting` is rho, or ``"kl"``: ``rho = 2^(-D / 0.06)`` within [0.875, 0.96], where D says how far the policy has
-    moved on the prompt since it was last seen. Departure: the authors score each prompt's last rollout again under the
-    policy of today. Here D is ``|mean_t log pi_now(y_t) - mean_t log pi_then(y'_t)|`` over the prompt's rollouts of now
-    and of then, which needs no further pass, but differs between two rollouts of one policy as well: rho is too small
-    rather than too large. The default is the middle of the paper's interval.
-
     Metrics: ``tracked``, the mean v; ``known``, the share of rollouts whose prompt has a tracker of its own.
 
     Args:
         values: a table, its folder or Hub id, or None.
-        forgetting: rho in (0, 1], or ``"kl"``.
+        forgetting: rho in (0, 1], or ``"kl"``: ``rho = 2^(-D / 0.06)`` within [0.875, 0.96], where D says how far the
+            policy has moved on the prompt since it was last seen. Departure: the authors score each prompt's last
+            rollout again under today's policy. Here D is ``|mean_t log pi_now(y_t) - mean_t log pi_then(y'_t)|`` over
+            the prompt's rollouts of now and of then, which needs no further pass, but makes rho rather too small.
         normalize: whether to subtract the mean and divide by the deviation; without it ``A = r - v``, whose own reward
             is excluded.
         accept_mismatch: see `Basis`.
@@ -59,33 +57,20 @@ class Spo(Baseline):
         accept_mismatch: bool = False,
         fixed_range: Sequence[float] | None = None,
     ) -> None:
-        bad = forgetting != "kl" if isinstance(forgetting, str) else not 0 < forgetting <= 1
-        if bad:
+        if forgetting != "kl" if isinstance(forgetting, str) else not 0 < forgetting <= 1:
             raise ValueError(f"spo: forgetting must be a number in (0, 1] or 'kl', got {forgetting!r}.")
-        self.values = values if isinstance(values, ValueTable) or values is None else ValueTable.load(values)
+        super().__init__("spo", values, accept_mismatch, fixed_range)
         self.forgetting = forgetting
         self.normalize = normalize
-        self.accept_mismatch = accept_mismatch
         self.requires = frozenset({"log_probs"} if forgetting == "kl" else ())
-        # By mean and deviation of the batch.
+        # The batch's mean and deviation contain the own reward.
         self.uses_own_reward = self.scales = normalize
-        self.fixed_range = fixed_range
-        self.range = RewardRange("spo", fixed_range, self.values.reward_range if self.values else None)
-        # alpha, beta and, of rollouts of this run, the mean log-probability of their tokens (NaN before)
+        # Per prompt alpha, beta, and the mean log-probability of its last rollouts in this run (NaN before any).
         self.trackers: dict[str, tuple[float, float, float]] = {}
         if self.values is not None:
             start = self.values.tilt(self.values.prompt_ids, 0.5)(torch.tensor([torch.inf]))[0][0]
             for name, v in zip(self.values.prompt_ids, start.tolist(), strict=True):
                 self.trackers[name] = (8.0 * v, 8.0 * (1 - v), float("nan"))
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        return self.range.span
-
-    def validate(self, run: RunContext) -> None:
-        self.range.declare(run.reward_range)
-        if self.values is not None:
-            self.values.check(run, accept_mismatch=self.accept_mismatch)
 
     def _tracked(self, prompt_ids: Sequence[str]) -> Tensor:
         """``(N, 2)`` float64: alpha and beta."""
@@ -101,17 +86,16 @@ class Spo(Baseline):
         return self.range.unscaled(mean), (high - low) ** 2 * mean * (1 - mean) / (total + 1)
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
-        rewards = batch.rewards.double().cpu()
+        rewards = batch.rewards.double()
         scorable = scorable_rows(batch)
         tracked = self.believed(batch.prompt_ids)[0] if self.range.known else self.range.until_known(batch).baseline
         away = (rewards - tracked)[scorable]
-        center = torch.zeros(()).double()
-        scale = torch.ones(()).double()
+        baseline = tracked
+        scale: Tensor | float = 1.0
         if self.normalize and len(away) > 1:
             # The mean is a part of the baseline: the advantage is (r - baseline) / scale.
-            center = away.mean()
+            baseline = tracked + away.mean()
             scale = away.std() + 1e-8
-        baseline = tracked + center
         values = where_scorable(batch, (rewards - baseline) / scale)
         known = [name in self.trackers for name in batch.prompt_ids]
         metrics = {"tracked": float(tracked.mean()), "known": sum(known) / max(1, len(known))}
@@ -126,7 +110,7 @@ class Spo(Baseline):
             return
         rewards = self.range.scaled(batch.rewards)
         rows: dict[str, list[int]] = {}
-        # Whoever is right is right, whether its tokens are trained on (`mask_truncated_completions`) or not.
+        # Not only scorable rows: the reward of a rollout whose tokens are masked (`mask_truncated_completions`) counts.
         for row in (~batch.rewards.isnan()).nonzero().flatten().tolist():
             rows.setdefault(batch.prompt_ids[row], []).append(row)
         for name, own in rows.items():
@@ -147,11 +131,11 @@ class Spo(Baseline):
         if not isinstance(self.forgetting, str):
             return self.forgetting, float("nan")
         then = self.trackers.get(name, (0.5, 0.5, float("nan")))[2]
-        mask = batch.action_mask[rows].cpu()
+        mask = batch.action_mask[rows]
         if batch.log_probs is None or not bool(mask.any()):
-            # What is not trained on was not scored: the middle of the interval.
+            # Log-probabilities are computed only for tokens that are trained on.
             return _MIDDLE, then
-        now = float(batch.log_probs[rows].double().cpu()[mask].mean())
+        now = float(batch.log_probs[rows].double()[mask].mean())
         distance = abs(now - then) if then == then else 0.0
         return min(0.96, max(0.875, 2.0 ** (-distance / 0.06))), now
 

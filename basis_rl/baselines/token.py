@@ -13,7 +13,7 @@ from torch import Tensor
 
 from basis_rl.baselines.base import Baseline
 from basis_rl.functional.energy import Accumulation, Tail, accumulate, align, unalign, weighted_baseline
-from basis_rl.functional.returns import reward_to_go
+from basis_rl.functional.gae import reward_to_go
 from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch
 
@@ -23,26 +23,22 @@ Form = Literal["sequence", "token"]
 class EnergyBaseline(Baseline):
     """``A_t = G_t - B_t``, ``B_t = sum_i G_t^i W_t^i / sum_i W_t^i`` over the rollouts of the group alive at action t.
 
-    ``G_t`` is the reward-to-go (the reward itself, without KL in the reward). Rows without a reward take no part. The
-    own rollout is in the mean, as in the paper. No scaling.
-
-    Off-policy (`max_rollout_weight` = c): each token's energy is weighted by the squared truncated ratio,
-    ``W_t = sum_{j <= t} min(c, rho_j)^2 w_j`` (App. D; Eq. 58 has the index t inside the sum, Eq. 60's j is right). rho
-    is what the loss multiplies the token by. With TRL's ``sequence_mask`` (its default) and ``sequence_truncate`` that
-    is the ratio of the whole rollout, with ``token_*`` the token's, as in the paper; what is masked has ``rho = 0`` and
-    does not count. A group whose weights are all 0 has its plain mean.
-
-    Where one rollout of a group outlives the others, Eq. 8 gives ``B_t = G_t`` and its tail learns nothing
-    (``tail="zero"``); ``"last"`` keeps the last baseline that was shared: less bias, more variance. They are nearly
-    even (`studies.otb_tail`), so the default is the paper's; take ``"last"`` where long answers are rewarded.
-    ``"return"`` sets ``B_t = 0`` there, as the authors' code can (verl since 2026-01-08, ``handle_zero_tail``: the
-    default of ``tir_optimal_token_baseline``, not of ``optimal_token_baseline``).
-
-    The own weight makes the bias more than a group mean's: a rare action has a high energy, and pulls its baseline to
-    itself.
+    ``G_t`` is the reward-to-go (the reward itself, without KL in the reward). Rows without a reward take no part. No
+    scaling. The own rollout is in the mean, as in the paper. That makes the bias larger than a group mean's: a rare
+    action has a high energy, and pulls its baseline towards its own return.
 
     Metric: ``tail``, the share of action tokens (of rollouts, if values are per rollout) at which the rollout
     was the only one of its group.
+
+    Args:
+        tail: where one rollout of a group outlives the others, Eq. 8 gives ``B_t = G_t``, and its tail learns nothing
+            (``zero``). ``last`` keeps the last baseline that was shared: less bias, more variance; nearly even
+            (`studies.otb_tail`), better where long answers are rewarded. ``return`` sets ``B_t = 0``, as verl does
+            since 2026-01-08 by default for ``tir_optimal_token_baseline`` (``handle_zero_tail``).
+        max_rollout_weight: c. Off-policy, each token's energy is weighted by the squared truncated ratio,
+            ``W_t = sum_{j <= t} min(c, rho_j)^2 w_j`` (App. D; Eq. 58 has the index t inside the sum, Eq. 60's j is
+            right). rho is what the loss multiplies the token by: the rollout's ratio with TRL's ``sequence_*``, the
+            token's with ``token_*``, 0 where it is masked. A group whose weights are all 0 has its plain mean.
 
     Raises:
         ValueError: a parameter out of its range.
@@ -66,21 +62,20 @@ class EnergyBaseline(Baseline):
 
     def _energies(self, batch: RolloutBatch) -> Tensor:
         """``(N, T)`` float64: energy of each action, 0 elsewhere."""
-        mask = batch.action_mask.cpu()
+        mask = batch.action_mask
         if self.length_energy:
             return mask.double()
         assert batch.energies is not None
-        energies = batch.energies.double().cpu() * mask
+        energies = batch.energies.double() * mask
         if self.max_rollout_weight is not None:
             assert batch.rollout_weights is not None
-            energies = energies * batch.rollout_weights.double().cpu().clamp(max=self.max_rollout_weight) ** 2
+            energies = energies * batch.rollout_weights.double().clamp(max=self.max_rollout_weight) ** 2
         return energies
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
-        mask = batch.action_mask.cpu()
-        scored = ~batch.rewards.isnan().cpu()
-        kl = None if batch.kl is None else batch.kl.cpu()
-        returns = align(torch.nan_to_num(reward_to_go(batch.rewards.cpu(), kl, mask)), mask)
+        mask = batch.action_mask
+        scored = ~batch.rewards.isnan()
+        returns = align(torch.nan_to_num(reward_to_go(batch.rewards, batch.kl, mask)), mask)
         alive = align(mask.double(), mask).bool() & scored[:, None]
         weights = accumulate(align(self._energies(batch), mask), self.accumulation)
         # One value per rollout, from the whole return.
@@ -88,7 +83,7 @@ class EnergyBaseline(Baseline):
             returns = returns[:, :1]
             alive = alive[:, :1]
             weights = weights[:, :1]
-        baseline, single_survivor = weighted_baseline(returns, weights, alive, batch.group_ids.cpu(), self.tail)
+        baseline, single_survivor = weighted_baseline(returns, weights, alive, batch.group_ids, self.tail)
         values = torch.where(alive, returns - baseline, 0.0)
         metrics = {"tail": float(single_survivor.sum() / alive.sum().clamp(min=1))}
         if self.accumulation == "total":

@@ -24,9 +24,8 @@ from basis_rl.run.artefacts import METADATA
 from basis_rl.trainer.plan import Plan, check_kwargs, check_temperature, check_with_model, sampling_of, with_data
 from basis_rl.values import ValueTable, sources
 from basis_rl.values.build import TablePlan, build_table, merge_shards, use_first_day
-from basis_rl.values.kept import KeptSource, kept_folder
 from basis_rl.values.shards import Shards, begun
-from basis_rl.values.sources import ModelSource, ServerSource
+from basis_rl.values.sources import KeptSource, ModelSource, ServerSource, kept_folder
 from basis_rl.values.table import KIND
 
 
@@ -160,7 +159,7 @@ class Job:
         return 0
 
     @contextmanager
-    def _source(self) -> Iterator[sources.Source | KeptSource]:
+    def _source(self) -> Iterator[sources.Source]:
         if self.kept is not None:
             yield self.kept
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import math
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,51 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from basis_rl.clusters.encoder import PROBE, Encoder
+from basis_rl.names import require_extra
 from basis_rl.run.artefacts import Kind, versions
 
 KIND = Kind("prompt codebook", "clusters.parquet", 1, "basis-rl clusters RECIPE")
 _CENTROIDS = "centroids.parquet"
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
+# Embedded when a codebook is built and when it is used, to tell whether the encoder is still the same.
+PROBE = "What is the sum of the first ten odd numbers?"
+
+
+class Encoder:
+    """``text -> unit vector``, frozen.
+
+    Args:
+        name_or_path: a sentence-transformers model.
+        revision: of a Hub model.
+        device: where it runs; the default is the CPU, which a policy in training leaves free.
+
+    Raises:
+        ValueError: sentence-transformers is not installed, or the model cannot be loaded.
+    """
+
+    def __init__(self, name_or_path: str, revision: str | None = None, device: str | torch.device = "cpu") -> None:
+        require_extra("sentence_transformers", "Embedding prompts")
+        from sentence_transformers import SentenceTransformer
+
+        try:
+            self.model: Any = SentenceTransformer(name_or_path, revision=revision, device=str(device))
+        except Exception as error:
+            said = f"could not be loaded ({type(error).__name__}: {str(error)[:200]})"
+            form = "a sentence-transformers model, a Hub id or a folder"
+            raise ValueError(f"The encoder '{name_or_path}' {said}. It must be {form}.") from error
+
+    @property
+    def revision(self) -> str | None:
+        """The commit of a Hub model, None for a folder."""
+        config = getattr(getattr(self.model[0], "auto_model", None), "config", None)
+        return getattr(config, "_commit_hash", None)
+
+    def __call__(self, texts: Sequence[str], *, progress: bool = False) -> np.ndarray:
+        """``(P, D)`` float32, rows of length 1. Texts beyond the model's maximum length are cut, as it does."""
+        vectors: np.ndarray = self.model.encode(
+            list(texts), batch_size=32, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=progress
+        )
+        return vectors.astype(np.float32)
 
 
 class PromptClusters:
@@ -133,21 +173,18 @@ class PromptClusters:
             ValueError: it cannot be loaded, or gives other embeddings than it gave then.
         """
         if self._encoder is None:
+            book = f"the prompt codebook ({self.source})"
+            again = f"Build it again: `{KIND.command}`."
             if not {"encoder", "revision", "probe"} <= self.provenance.keys():
-                raise ValueError(
-                    f"The prompt codebook ({self.source}) does not say which encoder it was built with, so new prompts "
-                    f"have no cluster. Build it again: `{KIND.command}`."
-                )
+                unknown = "does not say which encoder it was built with"
+                raise ValueError(f"New prompts have no cluster, since {book} {unknown}. {again}")
             name = self.provenance["encoder"]
-            revision = self.provenance["revision"]
-            encoder = Encoder(name, revision)
+            encoder = Encoder(name, self.provenance["revision"])
             difference = float(np.abs(encoder([PROBE])[0] - np.asarray(self.provenance["probe"])).max())
             # Another precision or device is well below, another model above.
             if difference > 1e-2:
-                raise ValueError(
-                    f"The encoder '{name}' is not the one that the prompt codebook ({self.source}) was built with: its "
-                    f"embedding of a fixed sentence is {difference:.3f} off. Build it again: `{KIND.command}`."
-                )
+                off = f"its embedding of a fixed sentence is {difference:.3f} off"
+                raise ValueError(f"The encoder '{name}' is not the one that {book} was built with: {off}. {again}")
             self._encoder = encoder
         return self._encoder
 
@@ -161,18 +198,14 @@ class PromptClusters:
         Raises:
             ValueError: an id is unknown, and there is no codebook or no text.
         """
-        new = {
-            prompt_id: row
-            for row, prompt_id in enumerate(prompt_ids)
-            if prompt_id not in self.assignments and prompt_id not in self._embedded
-        }
-        if new and (self.centroids is None or texts is None):
-            raise ValueError(f"prompt_id '{next(iter(new))}' has no cluster ({self.source}).")
+        known = ChainMap(self.assignments, self._embedded)
+        new = {prompt_id: row for row, prompt_id in enumerate(prompt_ids) if prompt_id not in known}
         if new:
-            assert texts is not None
+            if self.centroids is None or texts is None:
+                raise ValueError(f"prompt_id '{next(iter(new))}' has no cluster ({self.source}).")
             vectors = self.load_encoder()([texts[row] for row in new.values()])
             self._embedded.update(zip(new, self.nearest(vectors), strict=True))
-        return [self.assignments.get(prompt_id, self._embedded.get(prompt_id, -1)) for prompt_id in prompt_ids]
+        return [known[prompt_id] for prompt_id in prompt_ids]
 
     def nearest(self, vectors: np.ndarray) -> list[int]:
         """The cluster whose centroid is nearest to each of the vectors ``(P, D)``."""
@@ -180,8 +213,7 @@ class PromptClusters:
         centroids = self.centroids.astype(np.float64)
         # |v|^2 is left out: it is the same for all centroids.
         distance = (centroids**2).sum(axis=1) - 2.0 * vectors.astype(np.float64) @ centroids.T
-        nearest: list[int] = distance.argmin(axis=1).tolist()
-        return nearest
+        return distance.argmin(axis=1).tolist()
 
     def save(self, path: str | Path) -> Path:
         """Write the folder `path`, replacing a codebook that is there."""

@@ -10,7 +10,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import torch
@@ -190,8 +190,7 @@ def _tensors(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _not_written(kept: RolloutBatch, batch: RolloutBatch, when: str) -> None:
-    for name in (each.name for each in fields(RolloutBatch)):
-        old = getattr(kept, name)
+    for name, old in vars(kept).items():
         new = getattr(batch, name)
         same = close(old, new, 0.0, equal_nan=True) if isinstance(old, Tensor) else old == new
         require(same, f"writes into the batch's `{name}`{when}")
@@ -283,7 +282,7 @@ class _Promises:
 
     def shape_and_zeros(self) -> None:
         batch = self._batch
-        found = _advantages(self._baseline, self._batch)
+        found = _advantages(self._baseline, batch)
         n, t = batch.action_mask.shape
         for name, tensor in (("values", found.values), ("baseline", found.baseline)):
             shape = tuple(tensor.shape)
@@ -295,10 +294,8 @@ class _Promises:
         require(silent, "gives an advantage that is not 0 where the reward is NaN or the mask is 0")
         metrics: Any = found.metrics
         require(isinstance(metrics, Mapping), f"returns metrics that are {kind_of(metrics)}, not a dict")
-        bad = [name for name, value in metrics.items() if not isinstance(value, (int, float))]
-        require(not bad, f"returns metrics that are not plain numbers: {bad}")
-        bad = [name for name, value in metrics.items() if not math.isfinite(value)]
-        require(not bad, f"returns metrics that are not finite: {bad} {_ORDINARY}")
+        bad = [name for name, x in metrics.items() if not (isinstance(x, (int, float)) and math.isfinite(x))]
+        require(not bad, f"returns metrics that are not plain finite numbers: {bad} {_ORDINARY}")
 
     def token_level(self) -> None:
         level = self._baseline.token_level
@@ -398,10 +395,10 @@ class _Promises:
 
     def kl_in_the_reward(self) -> None:
         baseline = self._baseline
-        batch = self._scored
-        mask = self._scored.action_mask
         if not baseline.reads_kl:
             return
+        batch = self._scored
+        mask = batch.action_mask
         kl = 0.1 + 0.1 * torch.arange(mask.numel()).reshape(mask.shape) * mask
         without = _advantages(baseline, batch).values
         zero = _advantages(baseline, replace(batch, kl=torch.zeros_like(kl))).values

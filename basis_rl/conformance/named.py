@@ -52,10 +52,8 @@ def _check_of(found: Any) -> Callable[[Any], list[str]]:
     if isinstance(found, Baseline):
         return check_baseline
     if not callable(found):
-        raise ValueError(
-            f"A{kind_of(found)[1:]} is neither a baseline, its class or a prompt sampler's, nor an objective or a "
-            "reward function: there is nothing to check."
-        )
+        others = "a prompt sampler, an objective or a reward function"
+        raise ValueError(f"A{kind_of(found)[1:]} is neither a baseline nor {others}: there is nothing to check.")
     if isinstance(found, type) and issubclass(found, PromptSampler):
         return check_sampler
     if _takes_completions(found):

@@ -76,11 +76,10 @@ def check_objective(objective: str | AnyObjective | Callable[..., Any]) -> list[
 
 
 def _loss(outputs: LossOutputs, inputs: LossInputs) -> Tensor:
-    tokens = inputs.mask.sum()
+    mask = inputs.mask
     length = inputs.settings.max_completion_length
-    return aggregate(
-        outputs.per_token, inputs.mask, outputs.aggregation, accumulation=1.0, max_length=length, tokens=tokens
-    )
+    settings: dict[str, Any] = {"accumulation": 1.0, "max_length": length, "tokens": mask.sum()}
+    return aggregate(outputs.per_token, mask, outputs.aggregation, **settings)
 
 
 def _loss_and_gradient(objective: Objective, inputs: LossInputs) -> tuple[Tensor, Tensor]:

@@ -99,9 +99,8 @@ class _Promises:
             torch.manual_seed(len(drawn))
             drawn.append(_draw(self.make(), self.beliefs["mixed"], seed=seed).rows.tolist())
         first, again, *others = drawn
-        require(
-            again == first, "draws from other random numbers than the generator's: ranks would train on other prompts"
-        )
+        message = "draws from other random numbers than the generator's: ranks would train on other prompts"
+        require(again == first, message)
         require(any(rows != first for rows in others), "does not use the generator: every batch has the same prompts")
 
     def no_side_effect(self) -> None:
@@ -122,11 +121,8 @@ class _Promises:
                 draw = _draw(self.sampler, self.beliefs[name], seed=seed)
                 count[draw.rows] += 1
                 weight[draw.rows] += 0.0 if draw.ratio is None else draw.ratio
-            require(
-                (count > 0).all(),
-                f"never draws {int((count == 0).sum())} of {len(_IDS)} prompts in {_DRAWS} draws of {_SIZE} ({name}): "
-                "a belief that is wrong could not be corrected",
-            )
+            never = f"never draws {int((count == 0).sum())} of {len(_IDS)} prompts in {_DRAWS} draws ({name})"
+            require((count > 0).all(), f"{never}: a belief that is wrong could not be corrected")
             # E[1_i ratio_i] is the uniform chance.
             expected = weight / _DRAWS / (_SIZE / len(_IDS))
             true = ((expected - 1).abs() <= 6 / count.sqrt()).all()

@@ -43,17 +43,11 @@ IMAGES = frozenset({"image", "images"})
 class DataArguments:
     r"""Where the problems come from, and how they are put to the model."""
 
-    dataset_name: str = option(
-        "", "A Hub id, the path of a .json, .jsonl, .parquet or .csv file, or `reasoning_gym:NAME`."
-    )
+    dataset_name: str = option("", "A Hub id, a .json, .jsonl, .parquet or .csv file, or `reasoning_gym:NAME`.")
     dataset_config: str | None = option(None, "The configuration name of a Hub dataset.")
     dataset_train_split: str = option("train", "The split to train on.")
-    dataset_test_split: str | None = option(
-        None, "The split to evaluate on, with eval_strategy. The default is the problems that test_fraction holds out."
-    )
-    dataset_kwargs: dict[str, Any] | str = option(
-        None, "The arguments of the reasoning-gym generator (size, seed, ...), as a mapping.", factory=dict
-    )
+    dataset_test_split: str | None = option(None, "The split to evaluate on; by default what test_fraction holds out.")
+    dataset_kwargs: dict[str, Any] | str = option(None, "Arguments of reasoning-gym (size, seed, ...).", factory=dict)
     prompt_column: str | None = option(
         None, f"The column of the problem. The default is the first of {', '.join(PROMPT_COLUMNS)}."
     )
@@ -65,17 +59,9 @@ class DataArguments:
         r"A regular expression whose first group is the gold, such as 'Answer:\s*(.+)'. Without one, GSM8K's "
         "mark '#### 72' is recognised.",
     )
-    solution_list: str = option(
-        "all",
-        "What a gold that is a list means: 'all' of its entries are required, or 'any' one of them is right.",
-    )
-    context_column: str | None = option(
-        None, "The column of a text that is put before the problem, for example a passage to read."
-    )
-    strip_instructions: bool = option(
-        True,
-        "With prompt_template: takes known instructions on the form of the answer (DAPO's, verl's) out of the problem.",
-    )
+    solution_list: str = option("all", "Of a gold that is a list, 'all' entries are required, or 'any' one is right.")
+    context_column: str | None = option(None, "The column of a text to put before the problem, such as a passage.")
+    strip_instructions: bool = option(True, "With prompt_template, removes DAPO's and verl's answer instructions.")
     on_missing_gold: str = option("error", "What happens to problems without a gold answer: 'error' or 'drop'.")
     prompt_template: str | None = option(
         None,
@@ -86,13 +72,9 @@ class DataArguments:
     system_prompt: str | None = option(
         None, "The system message in place of the dataset's own; none unsets one. A text becomes the user's turn."
     )
-    keep_columns: list[str] | None = option(
-        None, "The only columns that are kept for reward functions, besides prompt and gold. The default is all."
-    )
+    keep_columns: list[str] | None = option(None, "The columns to keep besides prompt and gold. The default is all.")
     max_train_samples: int | None = option(None, "The number of problems that are kept, from the start of the dataset.")
-    test_fraction: float = option(
-        0.0, "The share of the problems that is held out from training, chosen by a hash of the problem."
-    )
+    test_fraction: float = option(0.0, "The share of problems held out from training, by a hash of the problem.")
 
     def __post_init__(self) -> None:
         # The command line has no other word that unsets a key of the recipe.
@@ -102,11 +84,7 @@ class DataArguments:
 
 
 def load_prompts(
-    data: DataArguments,
-    *,
-    conversational: bool,
-    held_out: bool = False,
-    reads: Collection[str] = ("solution",),
+    data: DataArguments, *, conversational: bool, held_out: bool = False, reads: Collection[str] = ("solution",)
 ) -> Dataset:
     """The training problems (or with `held_out` the others): ``prompt``, ``solution``, ``prompt_id``, all columns.
 
@@ -147,10 +125,8 @@ def _read(
     prompts = _column(flat, data, "prompt_column", PROMPT_COLUMNS)
     # The library's type for a column whose cells are of several kinds.
     if type(flat.features[prompts]).__name__ == "Json":
-        raise ValueError(
-            f"'{data.dataset_name}': column '{prompts}' has texts in some rows and conversations in others. Make them "
-            "all conversations: [{'role': 'user', 'content': TEXT}]."
-        )
+        mixed = f"'{data.dataset_name}': column '{prompts}' has texts in some rows and conversations in others"
+        raise ValueError(mixed + ". Make them all conversations: [{'role': 'user', 'content': TEXT}].")
     solutions = _column(flat, data, "solution_column", SOLUTION_COLUMNS)
     context = _column(flat, data, "context_column", ()) if data.context_column else None
     found: dict[str, tuple[int, dict[str, Any]]] = {}
@@ -163,7 +139,9 @@ def _read(
         cell = row[prompts]
         before = f"{row[context].strip()}\n\n" if context and row[context] else ""
         problem = before + _problem(cell, data, prompts, index)
-        if _is_held_out(prompt_id(problem), data.test_fraction) == held_out:
+        # The first 32 bits of the id, a hash, are as good as a random number that stays.
+        drawn = int(prompt_id(problem)[:8], 16) / 16**8
+        if (drawn < data.test_fraction) == held_out:
             gold = _golds(row[solutions], data, solutions, index)
             if gold is None or gold == []:
                 missing += 1
@@ -171,6 +149,7 @@ def _read(
             columns = {**({"solution": gold} if "solution" in reads else {}), **other}
             prompt = prompt_of(cell, data, before, conversational=conversational)
             name = prompt_id(problem if is_single_turn(cell) else cell, columns)
+            # Another prompt around the same problem is not a repetition: the whole prompt tells the two apart.
             if name in found and found[name][1]["prompt"] != prompt:
                 name = prompt_id(before + cell if isinstance(cell, str) else cell, columns)
             again += name in found
@@ -198,11 +177,9 @@ def _presented(data: DataArguments, prompt: Any) -> str:
 
 def _kept(dataset: Dataset, data: DataArguments) -> list[str]:
     """The columns that stay as they are: not those that TRL has another meaning for, unless they are asked for."""
-    for column in data.keep_columns or []:
-        if column not in dataset.column_names:
-            raise ValueError(
-                f"keep_columns: '{data.dataset_name}' has no column '{column}', only {dataset.column_names}."
-            )
+    if unknown := [column for column in data.keep_columns or [] if column not in dataset.column_names]:
+        known = dataset.column_names
+        raise ValueError(f"keep_columns: '{data.dataset_name}' has no column '{unknown[0]}', only {known}.")
     own = {"prompt", "solution", "prompt_id"}
     if data.keep_columns is not None:
         return [column for column in data.keep_columns if column not in own]
@@ -253,15 +230,11 @@ def prompt_of(cell: Any, data: DataArguments, before: str = "", *, conversationa
     if conversational or (template is None and not isinstance(cell, str)):
         return messages
     if not is_single_turn(cell):
-        raise ValueError("prompt_template: the model has no chat template, and a conversation of several turns is no "
-                         "text. Take a model with one.")  # fmt: skip
+        reason = "a conversation of several turns is no text, and the model has no chat template"
+        raise ValueError(f"prompt_template: {reason}. Take a model with one.")
     texts = [message["content"] for message in messages]
     parts = [text if isinstance(text, str) else problem_text([{"role": "user", "content": text}]) for text in texts]
     return "\n\n".join(parts)
-
-
-def _is_held_out(name: str, fraction: float) -> bool:
-    return int(name[:8], 16) < fraction * 16**8
 
 
 def load_rows(data: DataArguments) -> Dataset:
@@ -282,10 +255,9 @@ def load_rows(data: DataArguments) -> Dataset:
     except ValueError:
         raise
     except Exception as error:
-        raise ValueError(
-            f"dataset_name: '{name}' could not be loaded ({type(error).__name__}: {str(error)[:200]}). It must be a "
-            f"Hub id, the path of a file ({', '.join(FORMATS)}), or {_GYM}NAME."
-        ) from error
+        said = f"could not be loaded ({type(error).__name__}: {str(error)[:200]})"
+        forms = f"a Hub id, the path of a file ({', '.join(FORMATS)}), or {_GYM}NAME"
+        raise ValueError(f"dataset_name: '{name}' {said}. It must be {forms}.") from error
 
 
 def _load_file(path: Path) -> Dataset:
@@ -296,22 +268,19 @@ def _load_file(path: Path) -> Dataset:
     """
     check_file(str(path))
     with path.open("rb") as file:
-        start = file.read(1000)
-    if not start.strip():
-        raise ValueError(f"dataset_name: the file '{path}' is empty.")
+        empty = not file.read(1000).strip()
     try:
         with _without_bars():
             return load_dataset(FORMATS[path.suffix], data_files=str(path), split="train")
     except Exception as error:
-        if "corresponds to no data" in str(error):
+        if empty or "corresponds to no data" in str(error):
             raise ValueError(f"dataset_name: the file '{path}' holds no rows.") from error
         reason: BaseException = error
         # The error of datasets itself says only that something failed.
         while reason.__cause__ is not None:
             reason = reason.__cause__
-        kind = path.suffix.removeprefix(".")
-        said = f"{type(reason).__name__}: {' '.join(str(reason).split())[:300]}"
-        raise ValueError(f"dataset_name: '{path}' cannot be read as {kind} ({said}).") from error
+        said = f"{path.suffix.removeprefix('.')} ({type(reason).__name__}: {' '.join(str(reason).split())[:300]})"
+        raise ValueError(f"dataset_name: '{path}' cannot be read as {said}.") from error
 
 
 @contextmanager
@@ -346,17 +315,16 @@ def _reasoning_gym(name: str, kwargs: dict[str, Any] | str) -> Dataset:
         raise ValueError(f"dataset_name: reasoning-gym cannot make '{name}' from {options}: {error}") from error
     rows = []
     for index, row in enumerate(generated):
-        cell = json.dumps({"dataset": name, "config": options, **_entry(row, index)})
+        try:
+            # The entry itself saves the scorer making it again.
+            entry = {"entry": _with_tuples(row)}
+        except TypeError:
+            # It holds more than JSON and tuples can say: the scorer makes it again, and compares the question.
+            digest = hashlib.sha256(row["question"].encode()).hexdigest()[:16]
+            entry = {"index": index, "question_sha256": digest}
+        cell = json.dumps({"dataset": name, "config": options, **entry})
         rows.append({"question": row["question"], "answer": row["answer"] or "", GYM_COLUMN: cell})
     return Dataset.from_list(rows)
-
-
-def _entry(row: dict[str, Any], index: int) -> dict[str, Any]:
-    """The entry itself, which saves making it again; what names it where it is more than JSON and tuples can say."""
-    try:
-        return {"entry": _with_tuples(row)}
-    except TypeError:
-        return {"index": index, "question_sha256": hashlib.sha256(row["question"].encode()).hexdigest()[:16]}
 
 
 def _with_tuples(value: Any) -> Any:
@@ -378,19 +346,17 @@ def _column(dataset: Dataset, data: DataArguments, key: str, candidates: Sequenc
         raise ValueError(f"{key}: '{data.dataset_name}' has no column '{chosen}', only {dataset.column_names}.")
     found = [chosen] if chosen else [name for name in candidates if name in dataset.column_names]
     if not found:
-        raise ValueError(f"'{data.dataset_name}' has none of the columns {candidates}, only {dataset.column_names}; "
-                         f"say which one with {key}.")  # fmt: skip
+        has = f"'{data.dataset_name}' has none of the columns {candidates}, only {dataset.column_names}"
+        raise ValueError(f"{has}; say which one with {key}.")
     return found[0]
 
 
 def _problem(value: Any, data: DataArguments, column: str, index: int) -> str:
     problem = bare_problem(value, strip_instructions=data.strip_instructions)
     if problem is None:
-        raise ValueError(
-            f"Row {index} of '{data.dataset_name}': column '{column}' holds {type(value).__name__} "
-            f"{str(value)[:60]!r}, neither the text of a problem nor a conversation in which a user says one. Set "
-            "prompt_column."
-        )
+        cell = f"Row {index} of '{data.dataset_name}': column '{column}' holds {type(value).__name__}"
+        needs = "neither a text nor a conversation with a user's turn. Set prompt_column"
+        raise ValueError(f"{cell} {str(value)[:60]!r}, {needs}.")
     return problem
 
 
@@ -404,25 +370,23 @@ def _golds(value: Any, data: DataArguments, column: str, index: int) -> str | li
 
 def _gold(value: Any, data: DataArguments, column: str, index: int) -> str | None:
     """The gold as text; None where there is none and such rows are to be dropped."""
-    text = (
-        gold_text(value) if data.solution_pattern is None else None if value is None or value != value else str(value)
-    )
+    row = f"{index} of '{data.dataset_name}'"
+    pattern = data.solution_pattern
+    # NaN is how Arrow and pandas write a number that is missing.
+    missing = value is None or value != value
+    text = None if missing else gold_text(value) if pattern is None else str(value)
     if text is None:
         if data.on_missing_gold == "drop":
             return None
-        raise ValueError(
-            f"Row {index} of '{data.dataset_name}' has no gold: column '{column}' holds {value}. Remove such rows, "
-            "set on_missing_gold: drop, or set solution_column."
-        )
-    if data.solution_pattern is None:
+        way_out = "Remove such rows, set on_missing_gold: drop, or set solution_column"
+        raise ValueError(f"Row {row} has no gold: column '{column}' holds {value}. {way_out}.")
+    if pattern is None:
         return text
     try:
-        match = re.search(data.solution_pattern, text)
+        match = re.search(pattern, text)
     except re.error as error:
-        raise ValueError(f"solution_pattern {data.solution_pattern!r} is not a regular expression: {error}.") from error
+        raise ValueError(f"solution_pattern {pattern!r} is not a regular expression: {error}.") from error
     if match is None or match.lastindex is None:
-        raise ValueError(
-            f"solution_pattern {data.solution_pattern!r} finds no group in row {index} of '{data.dataset_name}', "
-            f"column '{column}': {text[-80:]!r}."
-        )
+        cell = f"row {row}, column '{column}': {text[-80:]!r}"
+        raise ValueError(f"solution_pattern {pattern!r} finds no group in {cell}.")
     return match.group(1).strip()

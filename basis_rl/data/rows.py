@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Instructions that sets carry in the problem itself. They would double the prompt template, and change the prompt's id.
-_BEFORE = (
+_INSTRUCTIONS = (
     re.compile(
-        r"\s*Solve the following math problem step by step\. The last line of your response should be of the form "
+        r"\A\s*Solve the following math problem step by step\. The last line of your response should be of the form "
         r"Answer: \\?\$Answer \(without quotes\) where \\?\$Answer is the answer to the problem\.\s*"
     ),
-)
-_AFTER = (
     re.compile(r'\s*Remember to put your answer on its own line after "?Answer:"?\.?\s*$'),
     re.compile(r"\s*Please reason step by step,? and put your final answer within \\boxed\{\}\.?\s*$"),
     re.compile(
@@ -53,10 +51,7 @@ def bare_problem(value: Any, *, strip_instructions: bool = True) -> str | None:
             return None
     text = problem_text(value)
     if strip_instructions:
-        for pattern in _BEFORE:
-            match = pattern.match(text)
-            text = text[match.end() :] if match else text
-        for pattern in _AFTER:
+        for pattern in _INSTRUCTIONS:
             text = pattern.sub("", text)
     return text.strip() or None
 

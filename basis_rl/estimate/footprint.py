@@ -58,16 +58,12 @@ def read_launch(path: str | None = None, world_size: int | None = None) -> Launc
 def _launched() -> Launch:
     environment = os.environ
     world = int(environment.get("WORLD_SIZE", "1"))
-    if environment.get("ACCELERATE_USE_DEEPSPEED", "false") == "true":
-        given = {
-            "deepspeed_config_file": environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"),
-            "zero_stage": environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"),
-            "offload_optimizer_device": environment.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE"),
-            "offload_param_device": environment.get("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE"),
-        }
-        return _from_settings("DEEPSPEED", world, given, "accelerate launch")
-    fsdp = environment.get("ACCELERATE_USE_FSDP", "false") == "true"
-    return Launch(world, "fsdp" if fsdp else "plain", source="accelerate launch" if world > 1 else Launch.source)
+    kind = next((kind for kind in _ENGINES if environment.get(f"ACCELERATE_USE_{kind}") == "true"), "")
+    keys = ("zero_stage", "offload_optimizer_device", "offload_param_device")
+    given = {key: environment.get(f"ACCELERATE_DEEPSPEED_{key.upper()}") for key in keys}
+    given["deepspeed_config_file"] = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+    launched = world > 1 or kind == "DEEPSPEED"
+    return _from_settings(kind, world, given, "accelerate launch" if launched else Launch.source)
 
 
 def _from_settings(kind: str, world: int, deepspeed: Mapping[str, Any], source: str) -> Launch:
@@ -75,13 +71,14 @@ def _from_settings(kind: str, world: int, deepspeed: Mapping[str, Any], source: 
     if engine != "deepspeed":
         return Launch(world, engine, source=source)
     offload: tuple[Any, ...] = (deepspeed.get("offload_optimizer_device"), deepspeed.get("offload_param_device"))
-    stage = deepspeed.get("zero_stage", 2)
+    stage = deepspeed.get("zero_stage")
     if deepspeed.get("deepspeed_config_file"):
         zero = json.loads(Path(deepspeed["deepspeed_config_file"]).read_text()).get("zero_optimization", {})
         offload = tuple((zero.get(key) or {}).get("device") for key in ("offload_optimizer", "offload_param"))
         stage = zero.get("stage", 0)
     to_cpu = [device not in (None, "none") for device in offload]
-    return Launch(world, engine, int(stage), to_cpu[0], to_cpu[1], source)
+    # Accelerate's default is ZeRO-2.
+    return Launch(world, engine, 2 if stage is None else int(stage), to_cpu[0], to_cpu[1], source)
 
 
 @contextmanager

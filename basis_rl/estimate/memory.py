@@ -318,9 +318,8 @@ def generation_parts(size: ModelSize, setting: Setting) -> list[Part]:
         return []
     # Under autocast rotary embeddings make the keys what the residual stream is.
     length = setting.prompt + setting.completion
-    parts = [
-        Part("KV cache", kv_cache(size, setting.generated, length, setting.residual, setting.compute), "generation")
-    ]
+    cache = kv_cache(size, setting.generated, length, setting.residual, setting.compute)
+    parts = [Part("KV cache", cache, "generation")]
     if setting.engine == "deepspeed" and setting.stage == 3 and setting.gather_to_generate:
         parts.append(Part("all parameters, gathered", (setting.low or 4) * size.parameters, "generation"))
     if setting.autocast and setting.low != setting.frozen_bytes:
@@ -333,19 +332,14 @@ def generation_parts(size: ModelSize, setting: Setting) -> list[Part]:
 
 def memory_parts(size: ModelSize, setting: Setting) -> list[Part]:
     """All parts of one GPU; see the functions above."""
-    return [
-        *static_parts(size, setting),
-        *backward_parts(size, setting),
-        *step_parts(size, setting),
-        *generation_parts(size, setting),
-    ]
+    held = static_parts(size, setting) + backward_parts(size, setting)
+    return held + step_parts(size, setting) + generation_parts(size, setting)
 
 
 def peak(parts: Sequence[Part]) -> float:
     """What is always held, and the phase that needs most beside it."""
-    phases: dict[str, float] = {"backward": 0.0, "step": 0.0, "generation": 0.0}
-    always = sum(part.bytes for part in parts if part.phase == "always")
-    for part in parts:
-        if part.phase != "always":
-            phases[part.phase] += part.bytes
-    return always + max(phases.values())
+
+    def held(phase: Phase) -> float:
+        return sum(part.bytes for part in parts if part.phase == phase)
+
+    return held("always") + max(held("backward"), held("step"), held("generation"))

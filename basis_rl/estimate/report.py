@@ -121,10 +121,10 @@ def arithmetic(args: BasisConfig, problems: int, warn: Warn) -> str:
     total = optimizer_steps(args, problems)
     generated = total / updates
     passes = f", {args.num_iterations} times over" if args.num_iterations > 1 else ""
+    used = f"{updates:g} optimizer step(s) of {each} rollouts each{passes}"
     lines = [
         f"One generation batch: {prompts} prompts x {args.num_generations} rollouts = {args.generation_batch_size} "
-        f"rollouts on {args.world_size} process(es), used for {updates:g} optimizer step(s) of {each} rollouts "
-        f"each{passes}.",
+        f"rollouts on {args.world_size} process(es), used for {used}.",
         f"One optimizer step: {args.world_size} process(es) x {args.per_device_train_batch_size} rollouts x "
         f"{args.gradient_accumulation_steps} accumulated micro-batch(es) = {each} rollouts.",
         f"One epoch: {problems} problems = {batches} generation batches"
@@ -133,16 +133,12 @@ def arithmetic(args: BasisConfig, problems: int, warn: Warn) -> str:
         f"{int(generated * args.generation_batch_size)} rollouts of at most {args.max_completion_length} tokens.",
     ]
     if batches:
-        epochs = generated * prompts / (batches * prompts)
-        lines.append(
-            f"That is {epochs:.3g} epoch(s): each prompt is seen {epochs:.3g} time(s), answered "
-            f"{epochs * args.num_generations:.3g} time(s)."
-        )
+        epochs = generated / batches
+        seen = f"each prompt is seen {epochs:.3g} time(s), answered {epochs * args.num_generations:.3g} time(s)"
+        lines.append(f"That is {epochs:.3g} epoch(s): {seen}.")
     if generated != int(generated) or updates != int(updates):
-        warn(
-            f"{total} optimizer steps are {generated:g} generation batches of {updates:g} steps: the last batch, or "
-            "each, is used in part only. Choose max_steps and gradient_accumulation_steps so that both are whole."
-        )
+        part = f"{total} optimizer steps are {generated:g} generation batches of {updates:g} steps, some used in part"
+        warn(f"{part}. Choose max_steps and gradient_accumulation_steps so that both numbers are whole.")
     return "\n".join(lines)
 
 
@@ -182,18 +178,13 @@ def _compared(run: Footprint, total: float, warn: Warn) -> list[str]:
     if run.memory is None:
         lines = ["No GPU is visible here. Give its memory with --gpu_memory GIB to compare the estimate with it."]
         if not run.args.use_cpu:
-            lines.append(
-                "`basis-rl train` would stop at its start on this machine. To train on its CPU, add --use_cpu true "
-                "--bf16 false."
-            )
+            lines.append("`basis-rl train` would stop at once here. To train on this CPU: --use_cpu true --bf16 false.")
         return lines
     if total <= run.memory:
         return [f"A GPU has {run.memory / GIB:.1f} GiB."]
-    warn(
-        f"The training needs about {total / GIB:.1f} GiB on each GPU, but a GPU has {run.memory / GIB:.1f} GiB. "
-        "Shard over more GPUs (accelerate_configs/zero3.yaml), lower per_device_train_batch_size and raise "
-        "gradient_accumulation_steps, or train adapters (use_peft)."
-    )
+    needs = f"The training needs about {total / GIB:.1f} GiB on each GPU, but a GPU has {run.memory / GIB:.1f} GiB"
+    smaller = "lower per_device_train_batch_size and raise gradient_accumulation_steps"
+    warn(f"{needs}. Shard over more GPUs (accelerate_configs/zero3.yaml), {smaller}, or train adapters (use_peft).")
     return []
 
 
@@ -208,10 +199,9 @@ def _colocated(run: Footprint, warn: Warn) -> list[Part]:
     if run.memory is None:
         return [Part("vLLM: weights and KV of one sequence", needed, phase)]
     if share * run.memory < needed:
-        warn(
-            f"vLLM may use {share:g} of a GPU, {share * run.memory / GIB:.1f} GiB, but its weights and the KV cache "
-            f"of one sequence need {needed / GIB:.1f} GiB. Raise vllm_gpu_memory_utilization."
-        )
+        has = f"vLLM may use {share:g} of a GPU, {share * run.memory / GIB:.1f} GiB"
+        needs = f"its weights and the KV cache of one sequence need {needed / GIB:.1f} GiB"
+        warn(f"{has}, but {needs}. Raise vllm_gpu_memory_utilization.")
     return [Part(f"vLLM: {share:g} of the GPU", share * run.memory, phase)]
 
 
@@ -222,10 +212,8 @@ def server_memory(run: Footprint) -> str:
         cache = run.sequence / GIB
     except ValueError:
         return ""
-    return (
-        f" It needs {weights:.1f} GiB for the weights, and {cache:.2f} GiB of KV cache for each sequence of "
-        f"{run.length} tokens."
-    )
+    sequence = f"{cache:.2f} GiB of KV cache for each sequence of {run.length} tokens"
+    return f" It needs {weights:.1f} GiB for the weights, and {sequence}."
 
 
 def disk(run: Footprint, warn: Warn) -> str:
@@ -245,9 +233,7 @@ def disk(run: Footprint, warn: Warn) -> str:
     together = one * ((limit or 1) + 1) + saved * run.setting.trainable_bytes
     kept = "all of them are kept (save_total_limit)" if not limit else f"{limit} are kept (save_total_limit)"
     if together > free:
-        warn(
-            f"output_dir has {free / GIB:.2f} GiB of free disk space, but {limit or 1} checkpoint(s), one that is "
-            f"being written and the final model need about {together / GIB:.2f} GiB. Free some space, or choose "
-            "another output_dir."
-        )
+        needs = f"{limit or 1} checkpoint(s), one that is being written and the final model"
+        has = f"output_dir has {free / GIB:.2f} GiB of free disk space"
+        warn(f"{has}, but {needs} need {together / GIB:.2f} GiB. Free some space, or choose another output_dir.")
     return f"A checkpoint takes about {one / GIB:.2f} GiB; {kept}. {free / GIB:.1f} GiB are free at {args.output_dir}."

@@ -9,7 +9,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from basis_rl.functional.solve_rates import fit_beta, without_variance
+from basis_rl.functional.passk import fit_beta, without_variance
 from basis_rl.samplers import SAMPLERS, PromptSampler, sampler_name
 from basis_rl.text import aligned
 
@@ -67,16 +67,13 @@ def waste(rewards: Sequence[Sequence[float]], share: float, own: PromptSampler) 
     size = max(1, round(share * len(rewards)))
     lines = [_line(name, sampler, belief, size, chances) for name, sampler in samplers.items()]
     head = ["sampler", "mean value", *(f"G = {size}" for size in GROUPS), "effective prompts"]
-    return "\n".join(
-        [
-            f"Of {len(rewards)} prompts, {float(counts.double().mean()):.3g} rollouts each, mean reward "
-            f"{float(successes.sum() / counts.sum()):.3f}. Groups of G rollouts whose rewards are all equal, before "
-            "the model has learnt anything:",
-            aligned([head, *lines]),
-            "Such a group gives a baseline that compares its rollouts (grpo, rloo, ...) nothing. A group of one never "
-            "has variance: with num_generations 1 take a baseline that knows a value of the prompt (basis_history, "
-            "basis, spo).",
-        ]
+    mean = float(successes.sum() / counts.sum())
+    return (
+        f"Of {len(rewards)} prompts, {float(counts.double().mean()):.3g} rollouts each, mean reward {mean:.3f}. Groups "
+        "of G rollouts whose rewards are all equal, before the model has learnt anything:\n"
+        f"{aligned([head, *lines])}\n"
+        "A baseline that compares the rollouts of a group (grpo, rloo, ...) learns nothing from such a group. With "
+        "num_generations 1 every group is one: take a baseline with a value of the prompt (basis_history, basis, spo)."
     )
 
 

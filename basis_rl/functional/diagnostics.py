@@ -25,8 +25,8 @@ def advantage_metrics(batch: RolloutBatch, result: Advantages) -> dict[str, floa
       passes the advantages that are trained with, those of a sampler with ``correct`` times their weights.
     - ``reward/unscored``: share of rollouts, of all, without a reward.
     """
-    rewards = batch.rewards.double().cpu()
-    mask = batch.action_mask.cpu()
+    rewards = batch.rewards.double()
+    mask = batch.action_mask
     scored = ~rewards.isnan()
     metrics = {"reward/unscored": float((~scored).double().mean())}
     if not bool((scored & mask.any(dim=1)).any()):
@@ -70,5 +70,5 @@ def mean_by(labels: Sequence[str], rewards: Tensor) -> dict[str, float]:
     rows: dict[str, list[int]] = {}
     for row, label in enumerate(labels):
         rows.setdefault(label, []).append(row)
-    means = {label: float(rewards.double().cpu()[rows[label]].nanmean()) for label in sorted(rows)}
+    means = {label: float(rewards[rows[label]].double().nanmean()) for label in sorted(rows)}
     return {label: mean for label, mean in means.items() if mean == mean}

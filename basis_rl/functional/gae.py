@@ -1,4 +1,4 @@
-"""Advantages, targets and loss of a learned value (GAE: Schulman et al. 2016; PPO: Schulman et al. 2017)."""
+"""Returns, and advantages, targets and loss of a learned value (GAE: Schulman et al. 2016; PPO: the same 2017)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,26 @@ from torch import Tensor
 from basis_rl.functional.energy import align, unalign
 
 
+def reward_to_go(rewards: Tensor, kl: Tensor | None, action_mask: Tensor) -> Tensor:
+    """``G_t = r - sum_{j >= t} KL_j`` over action tokens (gamma = 1, the reward at the end).
+
+    Args:
+        rewards: ``(N,)``, NaN = not scored.
+        kl: ``(N, T)``, coefficient included, or None.
+        action_mask: ``(N, T)`` bool; a penalty outside of it does not count.
+
+    Returns:
+        ``(N, T)`` float64: the same number at every token without KL; NaN in rows without a reward.
+    """
+    total = rewards.double()[:, None].expand(action_mask.shape)
+    if kl is None:
+        return total
+    penalty = torch.where(action_mask, kl.double(), 0.0)
+    return total - penalty.flip(1).cumsum(dim=1).flip(1)
+
+
 def gae(
-    rewards: Tensor,
-    values: Tensor,
-    action_mask: Tensor,
-    kl: Tensor | None = None,
-    *,
-    gamma: float,
-    lam: float,
+    rewards: Tensor, values: Tensor, action_mask: Tensor, kl: Tensor | None = None, *, gamma: float, lam: float
 ) -> Tensor:
     """Generalised advantage estimates, arXiv:1506.02438, Eq. 16, over the action tokens a = 0 .. A-1 of a rollout::
 
@@ -25,7 +37,7 @@ def gae(
     ``V_a`` is the value of the state before action a. Columns outside the mask (padding, tool output) are passed over
     as if they were not there: the action after tool output is the next one. A rollout that was cut off at the length
     limit ends there like any other, with the reward that it was given. For ``gamma = lam = 1`` the sum telescopes to
-    ``A_a = G_a - V_a``, `basis_rl.functional.returns.reward_to_go` less the value.
+    ``A_a = G_a - V_a``, `reward_to_go` less the value.
 
     Args:
         rewards: ``(N,)``, NaN = not scored.

@@ -1,7 +1,8 @@
-"""How a loss of each token becomes one number: the aggregations of policy losses."""
+"""The parts of a policy loss: KL estimators, importance weights, and how a loss of each token becomes one number."""
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 Aggregation = Literal["rollout_mean", "rollout_sum", "micro_batch_mean", "fixed_length", "token_mean"]
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
+Estimator = Literal["k1", "k2", "k3"]
+ESTIMATORS: tuple[str, ...] = get_args(Estimator)
 
 # How TRL aggregates the loss of each of its loss types.
 OF_LOSS_TYPE: dict[str, Aggregation] = {
@@ -59,3 +62,55 @@ def aggregate(
         assert aggregation == "rollout_mean", aggregation
         value = (kept.sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
     return value / accumulation
+
+
+def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: Estimator) -> Tensor:
+    """With ``d = log pi - log pi_ref``: k1 = ``d``, k2 = ``d^2 / 2``, k3 = ``exp(-d) - 1 + d``. Elementwise.
+
+    Estimators of KL(pi || pi_ref) from one sampled token (Schulman, "Approximating KL divergence").
+
+    As a loss only k2 and k3 pull towards the reference: on samples of the policy the expected gradient of k1 is 0, that
+    of k2 is the gradient of the reverse KL, that of k3 the gradient of the forward KL (REINFORCE++, App. B.1). In the
+    reward all three are values, and k1 is the unbiased one.
+
+    In the loss TRL multiplies k3 by the ratio ``pi / pi_old`` unless ``use_bias_correction_kl`` is False, and so do we,
+    so that a TRL configuration trains the same: the value is then unbiased off-policy, and the gradient at the ratio 1
+    is ``d grad log pi``, that of k2, not the papers' k3. For theirs set ``use_bias_correction_kl: false``.
+
+    With ratios of a whole rollout (``gspo``, ``luspo``) TRL multiplies by that ratio, and the gradient at the ratio 1
+    is neither k2's nor k3's: that of k3, plus ``k3_t`` times the mean of the tokens' ``grad log pi``. ``gspo_token``
+    has ratios of tokens in this place, so its KL term is not that of ``gspo``.
+    """
+    difference = log_probs - ref_log_probs
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return 0.5 * difference**2
+    return torch.exp(-difference) - 1.0 + difference
+
+
+def importance_weights(
+    log_probs: Tensor, sampled: Tensor, mask: Tensor, mode: str, lowest: float | None, highest: float | None
+) -> Tensor:
+    """``w = pi(y) / pi_rollout(y)``, bounded: ``(B, T)`` of each token, or ``(B, 1)`` of each rollout's product.
+
+    The weights of rollouts that another policy, or another engine, has sampled.
+
+    Args:
+        log_probs: ``(B, T)`` of the trained policy.
+        sampled: ``(B, T)`` of the engine that sampled; NaN (unknown) counts as equal to `log_probs`.
+        mask: ``(B, T)``, 1 on action tokens.
+        mode: ``token_`` or ``sequence_``, then ``truncate`` (weights are clamped into the bounds) or ``mask`` (weights
+            outside of them are 0), as TRL's ``vllm_importance_sampling_mode``.
+        lowest: bound from below; None is none.
+        highest: bound from above.
+    """
+    difference = ((log_probs - sampled) * mask).nan_to_num(nan=0.0)
+    if mode.startswith("sequence_"):
+        difference = difference.sum(dim=-1, keepdim=True)
+    weights = difference.exp()
+    low = -math.inf if lowest is None else lowest
+    high = math.inf if highest is None else highest
+    if mode.endswith("_truncate"):
+        return weights.clamp(low, high)
+    return torch.where((weights < low) | (weights > high), 0.0, weights)

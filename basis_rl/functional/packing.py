@@ -8,6 +8,7 @@ tokens is followed by one token only.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,20 @@ class Packing:
         return found.view(batch, length, *packed.shape[2:])[:, 1:]
 
 
+@dataclass(frozen=True)
+class _Run:
+    """The tokens `begin` to `end` of a row, laid end to end, below the runs with the numbers `above`.
+
+    Only of a `scored` run are tokens scored, not of a prefix that rows share.
+    """
+
+    row: int
+    begin: int
+    end: int
+    above: tuple[int, ...] = ()
+    scored: bool = False
+
+
 def pack_rows(ids: Tensor, mask: Tensor, scored: Tensor, *, share: bool) -> Packing:
     """The packing of rows, deterministic in its arguments.
 
@@ -79,35 +94,61 @@ def pack_rows(ids: Tensor, mask: Tensor, scored: Tensor, *, share: bool) -> Pack
         share: whether prefixes before the first scored token that rows share are computed once.
     """
     columns = [row.nonzero()[:, 0].tolist() for row in mask.bool().cpu()]
-    wanted = (scored.bool() & mask.bool()).cpu().tolist()
-    tokens = ids.tolist()
-    rows: list[tuple[int, list[int], int]] = []
-    for row, places in enumerate(columns):
-        first = next((at for at, column in enumerate(places) if at and wanted[row][column]), None)
+    wanted = (scored.bool() & mask.bool()).cpu()
+    prompts: dict[int, tuple[int, ...]] = {}
+    for row, (tokens, asked) in enumerate(zip(ids.tolist(), wanted.tolist(), strict=True)):
+        first = next((at for at, column in enumerate(columns[row]) if at and asked[column]), None)
         if first is not None:
             # The last token before the first scored one is repeated in each row, since another token follows it there.
-            rows.append((row, places, first - 1 if share else 0))
-    layout = _Layout(ids.shape[1])
-    prompts = [tuple(tokens[row][column] for column in places[:end]) for row, places, end in rows]
-    everyone = _common(prompts) if (len(rows) - 1) * _common(prompts) >= LEAST_SAVED else 0
-    outer = layout.add(rows[0], 0, everyone, []) if everyone else None
+            prompts[row] = tuple(tokens[column] for column in columns[row][: first - 1 if share else 0])
+    runs: list[_Run] = []
+    top: tuple[int, ...] = ()
+    everyone = _common(list(prompts.values()))
+    if (len(prompts) - 1) * everyone >= LEAST_SAVED:
+        runs.append(_Run(min(prompts), 0, everyone))
+        top = (0,)
+    else:
+        everyone = 0
     # Without sharing each row is a group of its own.
     groups: dict[tuple[int, ...] | int, list[int]] = {}
-    for at, prompt in enumerate(prompts):
-        groups.setdefault(prompt if share else at, []).append(at)
+    for row, prompt in prompts.items():
+        groups.setdefault(prompt if share else row, []).append(row)
     for members in groups.values():
         begin = everyone
-        above = [outer]
-        end = rows[members[0]][2]
+        above = top
+        end = len(prompts[members[0]])
         if (len(members) - 1) * (end - begin) >= LEAST_SAVED:
-            above.append(layout.add(rows[members[0]], begin, end, above))
+            above = (*top, len(runs))
+            runs.append(_Run(members[0], begin, end, top))
             begin = end
-        for at in members:
-            layout.add(rows[at], begin, len(rows[at][1]), above, wanted[rows[at][0]])
+        runs += [_Run(row, begin, len(columns[row]), above, scored=True) for row in members]
     # All ranks of a sharded model must call it, also one without a token to score.
-    if not rows:
-        layout.add((0, [0], 0), 0, 1, [])
-    return layout.packing(tuple(ids.shape), ids.device)
+    if not runs:
+        return _packed([_Run(0, 0, 1)], [[0]], wanted, ids.device)
+    return _packed(runs, columns, wanted, ids.device)
+
+
+def _packed(runs: Sequence[_Run], columns: Sequence[list[int]], wanted: Tensor, device: torch.device) -> Packing:
+    """The packing of these runs, by the columns in which each row has tokens; `wanted` ``(B, L)`` are to be scored."""
+    batch, length = wanted.shape
+    source = torch.cat([run.row * length + torch.tensor(columns[run.row][run.begin : run.end]) for run in runs])
+    spans = list(itertools.pairwise(itertools.accumulate((run.end - run.begin for run in runs), initial=0)))
+    segments = torch.zeros((len(runs), SEGMENT_COLUMNS), dtype=torch.int32)
+    may_score = torch.zeros(len(source), dtype=torch.bool)
+    for own, run in enumerate(runs):
+        bounds = [bound for each in (own, *run.above) for bound in spans[each]]
+        segments[own, : len(bounds)] = torch.tensor(bounds, dtype=torch.int32)
+        # The first token of a run is not scored: it is there to predict the first one that is.
+        may_score[bounds[0] + 1 : bounds[1]] = run.scored
+    at_scored = (may_score & wanted.flatten()[source]).nonzero()[:, 0]
+    return Packing(
+        source=source.to(device),
+        positions=torch.cat([torch.arange(run.begin, run.end) for run in runs]).to(device),
+        segments=segments,
+        scored=source[at_scored].to(device),
+        before=(at_scored - 1).to(device),
+        shape=(batch, length),
+    )
 
 
 def _common(prompts: Sequence[tuple[int, ...]]) -> int:
@@ -119,55 +160,6 @@ def _common(prompts: Sequence[tuple[int, ...]]) -> int:
     highest = max(prompts)
     pairs = zip(lowest, highest, strict=False)
     return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(lowest), len(highest)))
-
-
-class _Layout:
-    """The packed row as it grows."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.source: list[int] = []
-        self.positions: list[int] = []
-        self.segments: list[list[int]] = []
-        self.scored: list[int] = []
-        self.before: list[int] = []
-
-    def add(
-        self,
-        row: tuple[int, list[int], int],
-        begin: int,
-        end: int,
-        above: Sequence[tuple[int, int] | None],
-        wanted: Sequence[bool] | None = None,
-    ) -> tuple[int, int]:
-        """Append tokens `begin` to `end` of a row below the segments `above`; the segment's own place."""
-        number, places, _ = row
-        start = len(self.source)
-        self.source += [number * self.length + column for column in places[begin:end]]
-        self.positions += range(begin, end)
-        # The first token is not scored: it is there to predict the first one that is.
-        for at in range(begin + 1, end):
-            if wanted is not None and wanted[places[at]]:
-                self.scored.append(number * self.length + places[at])
-                self.before.append(start + at - begin - 1)
-        own = (start, len(self.source))
-        spans = [own, *(span for span in above if span is not None)]
-        flat = [bound for span in spans for bound in span]
-        self.segments.append(flat + [0] * (SEGMENT_COLUMNS - len(flat)))
-        return own
-
-    def packing(self, shape: tuple[int, ...], device: torch.device) -> Packing:
-        def tensor(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=device)
-
-        return Packing(
-            source=tensor(self.source),
-            positions=tensor(self.positions),
-            segments=torch.tensor(self.segments, dtype=torch.int32),
-            scored=tensor(self.scored),
-            before=tensor(self.before),
-            shape=(shape[0], shape[1]),
-        )
 
 
 def window_order(lengths: Sequence[int], groups: Sequence[int], micro_batches: int) -> list[int]:

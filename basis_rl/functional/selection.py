@@ -26,8 +26,7 @@ def inclusion_probabilities(weights: Tensor, size: int) -> Tensor:
         ValueError: weights that are negative or not finite, or fewer than `size` of them positive.
     """
     w = weights.double()
-    if not bool(w.isfinite().all()) or bool((w < 0).any()):
-        bad = int((~w.isfinite() | (w < 0)).sum())
+    if bad := int((~w.isfinite() | (w < 0)).sum()):
         raise ValueError(f"{bad} of {w.numel()} weights are negative or not finite; a weight is a number >= 0.")
     given = int((w > 0).sum())
     # A sum of very small or very large weights stays finite.
@@ -35,10 +34,8 @@ def inclusion_probabilities(weights: Tensor, size: int) -> Tensor:
     positive = int((w > 0).sum())
     if positive < size:
         lost = f" ({given - positive} more vanish beside the largest one)" if given > positive else ""
-        raise ValueError(
-            f"{positive} prompts have a positive weight{lost}, and a batch takes {size} different ones. Give every "
-            "prompt a small weight, a floor."
-        )
+        few = f"{positive} prompts have a positive weight{lost}, and a batch takes {size} different ones"
+        raise ValueError(f"{few}. Give every prompt a small weight, a floor.")
     ordered = w.sort(descending=True).values
     # Of the prompts from the k-th heaviest on, k = 0..n-1.
     rest = ordered.flip(0).cumsum(0).flip(0)[:size]

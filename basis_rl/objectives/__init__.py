@@ -7,8 +7,7 @@ from typing import Any
 
 from basis_rl.functional.objectives import AGGREGATIONS, Aggregation
 from basis_rl.objectives.base import LossInputs, LossOutputs, LossSettings, Objective, TrlObjective, objective
-from basis_rl.objectives.gpg import gpg
-from basis_rl.objectives.gspo import gspo_token
+from basis_rl.objectives.own import gpg, gspo_token
 from basis_rl.registry import find
 
 __all__ = [
@@ -60,15 +59,12 @@ def build_objective(objective: str | AnyObjective | Callable[..., Any]) -> AnyOb
     Raises:
         ValueError: unknown name, or a function that does not declare what it takes.
     """
-    found: Any = objective
-    if isinstance(objective, str):
-        found = find("objective", OBJECTIVES, objective)
+    found: Any = find("objective", OBJECTIVES, objective) if isinstance(objective, str) else objective
     if isinstance(found, (Objective, TrlObjective)):
         return found
     name = objective if isinstance(objective, str) else getattr(objective, "__name__", repr(objective))
     if callable(found) and not isinstance(found, type):
-        raise ValueError(
-            f"Objective '{name}' does not declare whether each token's own advantage reaches its gradient. Decorate "
-            "the function: @basis_rl.objectives.objective(token_advantages=True), or False."
-        )
+        way_out = "Decorate the function: @basis_rl.objectives.objective(token_advantages=True), or False"
+        wrong = "does not declare whether each token's own advantage reaches its gradient"
+        raise ValueError(f"Objective '{name}' {wrong}. {way_out}.")
     raise ValueError(f"Objective '{name}' is a {type(found).__name__}, no function from LossInputs to LossOutputs.")

@@ -8,7 +8,7 @@ advantage becomes a loss.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -74,10 +74,9 @@ class LossInputs:
     def only_actions(self) -> LossInputs:
         """The same with exact zeros outside the mask, so that nothing there can have an influence."""
         mask = self.mask.bool()
-        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("mask", "settings")}
-        tensors = {name: value for name, value in given.items() if value is not None and value.ndim == 2}
-        zeroed: dict[str, Any] = {name: torch.where(mask, value, 0.0) for name, value in tensors.items()}
-        return replace(self, mask=mask, **zeroed)
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor) and x.ndim == 2}
+        zeroed: dict[str, Any] = {name: torch.where(mask, x, 0.0) for name, x in tensors.items()}
+        return replace(self, **{**zeroed, "mask": mask})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,24 +125,19 @@ class Objective:
             ValueError: the function returned something else than losses ``(M, T)`` and a known aggregation.
         """
         outputs = self.function(inputs.only_actions())
+        returned = f"Objective '{self.name}' returned"
         if not isinstance(outputs, LossOutputs):
-            raise ValueError(f"Objective '{self.name}' returned a {type(outputs).__name__}, not LossOutputs.")
-        if outputs.per_token.shape != inputs.mask.shape:
-            raise ValueError(
-                f"Objective '{self.name}' returned losses of shape {tuple(outputs.per_token.shape)} for a micro-batch "
-                f"of (M, T) = {tuple(inputs.mask.shape)}."
-            )
+            raise ValueError(f"{returned} a {type(outputs).__name__}, not LossOutputs.")
         if outputs.aggregation not in AGGREGATIONS:
-            raise ValueError(
-                f"Objective '{self.name}' names the aggregation '{outputs.aggregation}'. Known: "
-                f"{', '.join(AGGREGATIONS)}."
-            )
+            known = ", ".join(AGGREGATIONS)
+            raise ValueError(f"{returned} the aggregation '{outputs.aggregation}'. Known: {known}.")
+        shape = tuple(inputs.mask.shape)
+        if outputs.per_token.shape != shape:
+            raise ValueError(f"{returned} losses of shape {tuple(outputs.per_token.shape)}, not (M, T) = {shape}.")
         for name, value in outputs.metrics.items():
-            if value.ndim and value.shape != inputs.mask.shape:
-                raise ValueError(
-                    f"Objective '{self.name}' returned the metric '{name}' of shape {tuple(value.shape)}, which is "
-                    f"neither a scalar nor (M, T) = {tuple(inputs.mask.shape)}."
-                )
+            if value.ndim and value.shape != shape:
+                wrong = f"the metric '{name}' of shape {tuple(value.shape)}"
+                raise ValueError(f"{returned} {wrong}, which is neither a scalar nor (M, T) = {shape}.")
         return outputs
 
 
@@ -151,13 +145,8 @@ def objective(
     *, token_advantages: bool, on_policy: bool = False, weighs_rollouts: bool = False
 ) -> Callable[[Callable[[LossInputs], LossOutputs]], Objective]:
     """Make an `Objective` of a function; the arguments are its declarations. Its name is ``module:function``."""
-    return lambda function: Objective(
-        name=f"{function.__module__}:{function.__name__}",
-        function=function,
-        token_advantages=token_advantages,
-        on_policy=on_policy,
-        weighs_rollouts=weighs_rollouts,
-    )
+    declared = {"token_advantages": token_advantages, "on_policy": on_policy, "weighs_rollouts": weighs_rollouts}
+    return lambda function: Objective(name=f"{function.__module__}:{function.__name__}", function=function, **declared)
 
 
 @dataclass(frozen=True)

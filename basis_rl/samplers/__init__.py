@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from basis_rl.registry import build, name_of
-from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief, WeightedSampler
-from basis_rl.samplers.dynamic import DRAWING, Dynamic
-from basis_rl.samplers.thompson import Thompson
-from basis_rl.samplers.uniform import Uniform
-from basis_rl.samplers.weighted import DropSolved, Frontier, SpoWeights, Variance
+from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief
+from basis_rl.samplers.draws import (
+    DRAWING,
+    DropSolved,
+    Dynamic,
+    Frontier,
+    SpoWeights,
+    Thompson,
+    Uniform,
+    Variance,
+    WeightedSampler,
+)
 
 __all__ = [
     "SAMPLERS",
@@ -41,5 +48,4 @@ def build_sampler(name: str, **params: Any) -> PromptSampler:
     Raises:
         ValueError: unknown name, unknown or missing parameter, or a parameter that the sampler refuses.
     """
-    built: PromptSampler = build("prompt_sampler", SAMPLERS, PromptSampler, name, params)
-    return built
+    return build("prompt_sampler", SAMPLERS, PromptSampler, name, params)

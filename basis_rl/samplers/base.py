@@ -15,8 +15,6 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from basis_rl.functional.selection import effective_number, inclusion_probabilities, systematic_sample
-
 # Prompts whose belief is looked at for one batch; of a larger dataset a uniform part, another one for each batch. It
 # bounds the cost of a draw whatever the dataset's size, and a batch is far smaller.
 POOL = 1 << 13
@@ -48,15 +46,13 @@ def scaled_belief(belief: ValueBelief, prompt_ids: Sequence[str]) -> tuple[Tenso
     mean, variance = belief.believed(prompt_ids)
     for name, values in (("mean", mean), ("variance", variance)):
         if tuple(values.shape) != (len(prompt_ids),) or not bool(values.isfinite().all()):
-            raise ValueError(
-                f"`{type(belief).__name__}.believed` must return one finite {name} for each of {len(prompt_ids)} "
-                f"prompts, and returned {_shown(values)}."
-            )
+            needs = f"must return one finite {name} for each of {len(prompt_ids)} prompts"
+            raise ValueError(f"`{type(belief).__name__}.believed` {needs}, and returned {shown(values)}.")
     return ((mean - low) / (high - low)).clamp(0.0, 1.0), (variance / (high - low) ** 2).clamp(min=0.0)
 
 
-def _shown(value: Any) -> str:
-    """What was returned in place of a tensor that fits."""
+def shown(value: Any) -> str:
+    """In words, for messages, what was returned instead of a tensor of the right form."""
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     infinite = " that is not finite" if not bool(value.isfinite().all()) else ""
@@ -98,17 +94,14 @@ class Draw:
         rows = draw.rows
         ratio = draw.ratio
         if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or tuple(rows.shape) != (size,):
-            raise ValueError(f"`draw` must return {size} rows as an int64 tensor, and returned {_shown(rows)}.")
+            raise ValueError(f"`draw` must return {size} rows as an int64 tensor, and returned {shown(rows)}.")
         # A prompt that is drawn twice would be two groups, and count twice.
         if len(rows.unique()) != size or int(rows.min()) < 0 or int(rows.max()) >= candidates:
             raise ValueError(f"`draw` did not draw {size} different prompts out of {candidates}.")
-        if correct and not (
-            isinstance(ratio, Tensor) and ratio.shape == rows.shape and bool((ratio.isfinite() & (ratio > 0)).all())
-        ):
-            raise ValueError(
-                f"`correct` needs a ratio for each of {size} prompts, finite and > 0, and `draw` returned "
-                f"{_shown(ratio)}."
-            )
+        fits = isinstance(ratio, Tensor) and ratio.shape == rows.shape and bool((ratio.isfinite() & (ratio > 0)).all())
+        if correct and not fits:
+            needs = f"a ratio for each of {size} prompts, finite and > 0"
+            raise ValueError(f"`correct` needs {needs}, and `draw` returned {shown(ratio)}.")
         try:
             return Draw(rows, ratio, {name: float(value) for name, value in draw.metrics.items()})
         except (AttributeError, TypeError, ValueError):
@@ -186,6 +179,14 @@ def pool_indices(count: int, size: int, generator: torch.Generator) -> Tensor:
     return subset(count, max(POOL, size), generator)
 
 
+def pool(
+    candidates: Sequence[str], belief: ValueBelief, size: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`pool_indices` of the candidates, and `scaled_belief` about these prompts."""
+    part = pool_indices(len(candidates), size, generator)
+    return part, *scaled_belief(belief, [candidates[i] for i in part.tolist()])
+
+
 def subset(count: int, wanted: int, generator: torch.Generator) -> Tensor:
     """`wanted` of the numbers below `count`, every such set with the same probability. ``(wanted,)``, ascending."""
     # As uniform as the permutation, without a number for each of a million prompts.
@@ -195,54 +196,3 @@ def subset(count: int, wanted: int, generator: torch.Generator) -> Tensor:
         if len(found) >= wanted:
             return found[torch.randperm(len(found), generator=generator)[:wanted]].sort().values
     return torch.randperm(count, generator=generator)[:wanted].sort().values
-
-
-def correction(value: bool, clip: Sequence[float]) -> tuple[bool, tuple[float, float]]:
-    """`correct` and `clip` of a sampler, checked.
-
-    Raises:
-        ValueError: not true or false, or not ``0 <= least <= 1 <= largest``.
-    """
-    if not isinstance(value, bool):
-        raise ValueError(f"correct must be true or false, got {value!r}.")
-    if len(clip) != 2 or not 0 <= clip[0] <= 1 <= clip[1]:
-        raise ValueError(f"clip must be (least, largest) with 0 <= least <= 1 <= largest, got {tuple(clip)}.")
-    return value, (float(clip[0]), float(clip[1]))
-
-
-class WeightedSampler(PromptSampler):
-    """Draws prompts with chances ``pi_i = min(1, c w_i)``, n of them in the mean of every batch exactly n.
-
-    Subclasses give the weights. Of more than 8,192 candidates, each batch looks at a uniform part, and the chances are
-    those of both draws together.
-    """
-
-    @abstractmethod
-    def weights(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """``(P,)`` weights >= 0, at least n of them > 0.
-
-        Args:
-            mean: ``(P,)`` believed values on the scale from 0 to 1.
-            variance: ``(P,)`` of these beliefs.
-        """
-
-    def draw(
-        self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
-    ) -> Draw:
-        assert belief is not None
-        part = pool_indices(len(candidates), size, generator)
-        ids = candidates if len(part) == len(candidates) else [candidates[i] for i in part.tolist()]
-        mean, variance = scaled_belief(belief, ids)
-        weights = self.weights(mean, variance)
-        if not isinstance(weights, Tensor) or weights.shape != mean.shape:
-            raise ValueError(f"`weights` must return a tensor of shape ({len(ids)},), and returned {_shown(weights)}.")
-        try:
-            chances = inclusion_probabilities(weights, size)
-        except ValueError as error:
-            if len(part) == len(candidates):
-                raise
-            looked = f"Each batch considers {len(part):,} of {len(candidates):,} prompts, drawn uniformly"
-            raise ValueError(f"{error} ({looked}: these are meant.)") from error
-        drawn = systematic_sample(chances, generator)
-        metrics = {**believed_shares(mean), "effective_prompts": effective_number(chances) / len(part)}
-        return Draw(part[drawn], size / len(part) / chances[drawn], metrics)

@@ -14,7 +14,7 @@ from typing import Any
 from torch.distributed import distributed_c10d
 from trl import GRPOConfig
 
-from basis_rl.functional.kl import ESTIMATORS
+from basis_rl.functional.objectives import ESTIMATORS
 from basis_rl.names import option, refuse_unknown, require_extra
 from basis_rl.objectives import AnyObjective, Objective, TrlObjective, build_objective, objective_name
 from basis_rl.run.redact import public_path, redact

@@ -9,8 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from basis_rl.functional.kl import Estimator, kl_estimate
-from basis_rl.functional.objectives import OF_LOSS_TYPE, Aggregation, aggregate
+from basis_rl.functional.objectives import OF_LOSS_TYPE, Aggregation, Estimator, aggregate, kl_estimate
 from basis_rl.objectives import OBJECTIVES, AnyObjective, LossInputs, LossSettings, Objective
 from basis_rl.trainer.config import BasisConfig
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.functional.energy import logit_gradient_energy
-from basis_rl.functional.importance import importance_weights
+from basis_rl.functional.objectives import importance_weights
 from basis_rl.functional.passk import pass_at_k
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.packing import Scorer

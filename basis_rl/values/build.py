@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,10 +22,9 @@ from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.identity import ID_SCHEME
 from basis_rl.rewards.base import read_columns
 from basis_rl.rewards.call import call
-from basis_rl.values.kept import KeptSource, pack
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
 from basis_rl.values.shards import Record, Shards, begun
-from basis_rl.values.sources import Source, ahead
+from basis_rl.values.sources import Source, ahead, pack
 from basis_rl.values.table import ValueTable
 
 # Prompts whose rollouts the reward functions get in one call.
@@ -38,9 +36,8 @@ class TablePlan:
     r"""What a table is made of; `build_table` does it.
 
     With an early exit, prompts whose first m rewards are all 0 or all 1 get no more than these m of the N planned
-    rollouts. That saves (1 - m / N) of the rollouts of prompts that are certain, and biases their
-    values: with independent 0/1 rewards of mean p, a prompt leaves with probability :math:`p^m + (1 - p)^m`, and the
-    mean of its rewards then has
+    rollouts. That biases their values: with independent 0/1 rewards of mean p, a prompt leaves with probability
+    :math:`p^m + (1 - p)^m`, and the mean of its rewards then has
 
     .. math:: E[\hat p] - p = \frac{N - m}{N} \left( p^m (1 - p) - (1 - p)^m p \right),
 
@@ -74,10 +71,8 @@ class TablePlan:
 
     def __post_init__(self) -> None:
         if self.num_rollouts < 1 or not 0 <= self.early_exit < self.num_rollouts:
-            raise ValueError(
-                f"A value table needs at least one rollout per prompt and an early exit after fewer than all, got "
-                f"{self.num_rollouts} and {self.early_exit}."
-            )
+            needs = "at least one rollout per prompt and an early exit after fewer than all"
+            raise ValueError(f"A value table needs {needs}, got {self.num_rollouts} and {self.early_exit}.")
         if len(set(self.ids)) < len(self.ids):
             twice = next(prompt_id for prompt_id in self.ids if self.ids.count(prompt_id) > 1)
             raise ValueError(f"The dataset has the prompt_id '{twice}' twice. Remove the duplicates.")
@@ -131,9 +126,7 @@ def use_first_day(known: Mapping[str, Any]) -> None:
     use_day(known.get("template_day") or template_day())
 
 
-def build_table(
-    source: Source | KeptSource, plan: TablePlan, folder: Path | None = None, shard: tuple[int, int] = (0, 1)
-) -> ValueTable | None:
+def build_table(source: Source, plan: TablePlan, folder: Path, shard: tuple[int, int] = (0, 1)) -> ValueTable | None:
     """Rewards of each prompt's rollouts, with their provenance; what an earlier call finished is not repeated.
 
     Prompts none of whose rollouts could be scored are left out, and counted in a line of output.
@@ -141,7 +134,7 @@ def build_table(
     Args:
         source: of the rollouts.
         plan: what to do.
-        folder: keeps what is finished; remove it when the table is saved. None: a temporary one.
+        folder: keeps what is finished; remove it when the table is saved.
         shard: ``(i, n)``: do the i-th of n parts, others are done by other processes with the same folder.
 
     Returns:
@@ -151,10 +144,7 @@ def build_table(
         ValueError: nothing at all could be scored, or the folder is that of another build.
         ServersLost: see `sample_servers`. What is finished is kept.
     """
-    if folder is None:
-        with tempfile.TemporaryDirectory() as temporary:
-            return build_table(source, plan, Path(temporary) / "table", shard)
-    # Before any prompt is rendered.
+    # Before any prompt is rendered, since a chat template may write the day into it.
     use_first_day(begun(folder))
     shards = Shards(folder, plan.identity(source.config, source.tokenizer, source.name))
     _Build(source, plan, shards).run(*shard)
@@ -176,10 +166,8 @@ def merge_shards(plan: TablePlan, shards: Shards, fingerprints: dict[str, str]) 
         used += records
         rewards[prompt_id] = [reward for record in records for reward in record.rewards]
     scored = {prompt_id: rs for prompt_id, rs in rewards.items() if not all(math.isnan(r) for r in rs)}
-    if len(scored) < len(rewards):
-        print(
-            f"{len(rewards) - len(scored)} of {len(rewards)} prompts are left out: none of their rollouts was scored."
-        )
+    if left_out := len(rewards) - len(scored):
+        print(f"{left_out} of {len(rewards)} prompts are left out: none of their rollouts was scored.")
     drawn = {
         "rollouts": sum(len(record.rewards) for record in used),
         "tokens": sum(record.tokens for record in used),
@@ -192,7 +180,7 @@ def merge_shards(plan: TablePlan, shards: Shards, fingerprints: dict[str, str]) 
 class _Build:
     """One process's part of a build."""
 
-    def __init__(self, source: Source | KeptSource, plan: TablePlan, shards: Shards) -> None:
+    def __init__(self, source: Source, plan: TablePlan, shards: Shards) -> None:
         self.source = source
         self.plan = plan
         self.shards = shards
@@ -208,19 +196,12 @@ class _Build:
         mine = self.source.chunks(self.prompts, max(self.plan.parts))[shard::of]
         own = {self.ids[i] for chunk in mine for i in chunk}
         finished = sum(self._note(record) * (record.prompt_id in own) for record in self.shards.records())
-        with (
-            self.shards.writer(shard, of) as writer,
-            tqdm(
-                total=len(own) * self.plan.num_rollouts,
-                initial=finished,
-                desc="value table" + (f" {shard}/{of}" if of > 1 else ""),
-                unit="rollout",
-                mininterval=2,
-            ) as progress,
-        ):
+        name = "value table" + (f" {shard}/{of}" if of > 1 else "")
+        bar = partial(tqdm, total=len(own) * self.plan.num_rollouts, desc=name, unit="rollout", mininterval=2)
+        with self.shards.writer(shard, of) as write, bar(initial=finished) as progress:
             for part in range(len(self.plan.parts)):
                 for record in self._records(mine, part):
-                    writer.write(record.line())
+                    write(record.line())
                     progress.update(self._note(record))
 
     def _note(self, record: Record) -> int:
@@ -263,5 +244,4 @@ class _Build:
         columns = [call(function, [row for row, _ in rows], said) for function in self.plan.reward_funcs]
         scores = torch.tensor(columns, dtype=torch.float32).T
         total = (scores * self.weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
-        result: list[float] = total.tolist()
-        return result
+        return total.tolist()

@@ -49,16 +49,17 @@ def model_revision(name_or_path: str, commit: str | None = None) -> str | None:
     return digest.hexdigest()[:16] if weights else None
 
 
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
 def reward_identity(reward_funcs: Sequence[Callable[..., Any]], weights: Sequence[float] | None = None) -> str:
     """Names of the reward functions with the ``version`` that they state, and the weights where they are not all 1.
 
     The rewards that environments give come last, without an entry in `weights`: TRL weighs them 1.
     """
-    names = []
-    for func in reward_funcs:
-        name = getattr(func, "__name__", type(func).__name__)
-        version = getattr(func, "version", None)
-        names.append(f"{name}[{version}]" if version else name)
+    versions = [getattr(func, "version", None) for func in reward_funcs]
+    names = [_name(func) + f"[{version}]" * bool(version) for func, version in zip(reward_funcs, versions, strict=True)]
     if weights is not None and any(w != 1 for w in weights):
         weights = [*weights, *[1.0] * (len(names) - len(weights))]
         names = [f"{w:g}*{name}" for w, name in zip(weights, names, strict=True)]
@@ -86,10 +87,9 @@ def weights_fingerprint(model: torch.nn.Module) -> str | None:
 
 def reward_code(reward_funcs: Sequence[Callable[..., Any]]) -> str:
     """What computes the rewards, where `reward_identity` has their names and versions only (`code_identity`)."""
-    names = [getattr(func, "__name__", type(func).__name__) for func in reward_funcs]
     models = [weights_fingerprint(func) if isinstance(func, torch.nn.Module) else None for func in reward_funcs]
-    codes = [model or code_identity(func) for model, func in zip(models, reward_funcs, strict=True)]
-    return " + ".join(f"{name} {code}" for name, code in zip(names, codes, strict=True))
+    pairs = zip(reward_funcs, models, strict=True)
+    return " + ".join(f"{_name(func)} {model or code_identity(func)}" for func, model in pairs)
 
 
 def mismatches(table: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
@@ -109,8 +109,7 @@ def rendered_prompt(prompt: str | list[dict[str, Any]], tokenizer: Any, template
     """The text that the model is given: the prompt itself, or the conversation in the tokenizer's chat template."""
     if isinstance(prompt, str):
         return prompt
-    text: str = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **template_kwargs)
-    return text
+    return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **template_kwargs)
 
 
 def run_provenance(

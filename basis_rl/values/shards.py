@@ -1,4 +1,4 @@
-"""What a build has finished so far: append-only files that survive a kill, of one process or of several."""
+"""What the build of a value table has finished so far, in append-only files that survive a kill."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from basis_rl.run.artefacts import differences, lock, read_lines
 
@@ -29,7 +29,7 @@ class Record:
         rewards: one for each rollout, NaN where it could not be scored.
         tokens: of all completions together.
         truncated: completions that were cut off.
-        rollouts: the prompt and its rollouts, compressed (`basis_rl.values.kept`); None where they are not kept.
+        rollouts: prompt and rollouts, compressed (`basis_rl.values.sources.pack`); None where they are not kept.
     """
 
     prompt_id: str
@@ -47,21 +47,6 @@ class Record:
         """The record as it is written to the file."""
         line = {**asdict(self), "rewards": [None if math.isnan(reward) else reward for reward in self.rewards]}
         return {key: value for key, value in line.items() if key != "rollouts" or value is not None}
-
-
-@dataclass
-class Writer:
-    """Appends lines to a file. A line is there when `write` returns, and on the disk about a second later."""
-
-    file: TextIO
-    synced: float
-
-    def write(self, line: Mapping[str, Any]) -> None:
-        """Append one line."""
-        print(json.dumps(line), file=self.file, flush=True)
-        if time.monotonic() - self.synced > _SYNC_SECONDS:
-            os.fsync(self.file.fileno())
-            self.synced = time.monotonic()
 
 
 def begun(folder: Path) -> dict[str, Any]:
@@ -91,14 +76,12 @@ class Shards:
             known = next((line["identity"] for line in read_lines(path) if "identity" in line), self.identity)
             # Builds of older versions lack this fact.
             since = {"reward_code": self.identity.get("reward_code")}
-            differing = differences({**since, **known}, self.identity)
-            if differing:
+            if differing := differences({**since, **known}, self.identity):
                 older = "id_scheme" in self.identity and "id_scheme" not in known
                 way_out = "Finish it with the version that began it" if older else "Set these back to resume it"
+                found = f"'{folder}' holds the results of a build that was begun otherwise:"
                 raise ValueError(
-                    f"'{folder}' holds the results of a build that was begun otherwise:\n  "
-                    + "\n  ".join(differing)
-                    + f"\n{way_out}, or delete the folder to start again."
+                    "\n  ".join([found, *differing]) + f"\n{way_out}, or delete the folder to start again."
                 )
 
     def records(self) -> Iterator[Record]:
@@ -116,8 +99,10 @@ class Shards:
                     yield record
 
     @contextmanager
-    def writer(self, shard: int = 0, of: int = 1) -> Iterator[Writer]:
-        """The file of one process, to append to.
+    def writer(self, shard: int = 0, of: int = 1) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+        """A function that appends a line to the file of one process.
+
+        The line is in the file when the function returns, and on the disk about a second later.
 
         Raises:
             ValueError: another process has it open.
@@ -126,18 +111,25 @@ class Shards:
         path = self.folder / f"shard-{shard:05d}-of-{of:05d}.jsonl"
         with path.open("a") as file:
             if not lock(file.fileno(), wait=False):
-                raise ValueError(
-                    f"Another process is writing '{path}'. Wait for it, or give each its own part: --values_shard 0/2, "
-                    "1/2."
-                )
-            # A kill has cut the last line off: end it, so that the next one is whole.
+                way_out = "Wait for it, or give each its own part: --values_shard 0/2, 1/2."
+                raise ValueError(f"Another process is writing '{path}'. {way_out}")
+            # If a kill has cut the last line off, end it, so that the next one starts on a line of its own.
             if path.read_bytes()[-1:] not in (b"", b"\n"):
                 file.write("\n")
-            writer = Writer(file, time.monotonic())
+            synced = time.monotonic()
+
+            def write(line: Mapping[str, Any]) -> None:
+                nonlocal synced
+                print(json.dumps(line), file=file, flush=True)
+                # At most once a second: on a network disk a sync can take longer than a rollout.
+                if time.monotonic() - synced > _SYNC_SECONDS:
+                    os.fsync(file.fileno())
+                    synced = time.monotonic()
+
             if not any("identity" in line for line in read_lines(path)):
-                writer.write({"identity": self.identity})
+                write({"identity": self.identity})
             try:
-                yield writer
+                yield write
             finally:
                 os.fsync(file.fileno())
 

@@ -1,9 +1,12 @@
-"""Where the rollouts of a value table come from: a model in this process, or vLLM servers."""
+"""Where the rollouts of a value table come from: a model in this process, vLLM servers, or an earlier build."""
 
 from __future__ import annotations
 
+import base64
+import json
 import queue
 import threading
+import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -15,14 +18,19 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from basis_rl.engine import Completion, Sampling, end_tokens, sample, sample_servers
-from basis_rl.engine.client import Client
+from basis_rl.engine.client import Client, request_seed
 from basis_rl.engine.server import Server, ServerOptions
+from basis_rl.run.artefacts import differences
+from basis_rl.values.provenance import fingerprint
+from basis_rl.values.shards import Shards, begun
 
 T = TypeVar("T")
 _POLL = 0.2
 Prompts = Sequence[Sequence[int]]
 Seeds = Mapping[tuple[int, ...], int]
 Drawing = Iterator[tuple[int, list[Completion]]]
+# The facts that depend on the reward, which may change: it also decides which rows are dropped and which columns count.
+_OF_THE_REWARD = frozenset({"reward", "reward_code", "dataset"})
 
 
 class ModelSource:
@@ -129,7 +137,86 @@ class ServerSource:
             yield indices[k], completions
 
 
-Source = ModelSource | ServerSource
+def kept_folder(table: Path) -> Path:
+    """Where the rollouts of a table are."""
+    return table.with_name(f"{table.name}.rollouts")
+
+
+def pack(prompt: Sequence[int], rollouts: Sequence[Completion]) -> str:
+    """A prompt's tokens, as a fingerprint, and its rollouts as one compressed line."""
+    text = json.dumps([fingerprint(str(list(prompt))), rollouts])
+    return base64.b64encode(zlib.compress(text.encode())).decode()
+
+
+def unpack(packed: str) -> tuple[str, list[Completion]]:
+    """Inverse of `pack`."""
+    prompt, rollouts = json.loads(zlib.decompress(base64.b64decode(packed)))
+    return prompt, [Completion(*rollout) for rollout in rollouts]
+
+
+class KeptSource:
+    """The rollouts of an earlier build, in place of those of a model or a server.
+
+    Args:
+        folder: `kept_folder` of the table.
+        config: of the model.
+        tokenizer: its tokenizer.
+
+    Raises:
+        ValueError: no rollouts are kept there.
+    """
+
+    def __init__(self, folder: Path, config: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.folder = folder
+        self.config = config
+        self.tokenizer = tokenizer
+        self.identity = begun(folder)
+        if not self.identity:
+            way_out = "Build the table with --values_keep_rollouts true first, which samples once"
+            raise ValueError(f"--values_regrade: there are no rollouts in '{folder}'. {way_out}.")
+        self.name: str = self.identity["sampler"]
+        seed = self.identity["seed"]
+        records = Shards(folder, self.identity).records()
+        self._packed = {request_seed(seed, each.part, each.prompt_id): each.rollouts for each in records}
+
+    def check(self, identity: Mapping[str, Any]) -> None:
+        """Refuse a build that would sample otherwise.
+
+        Raises:
+            ValueError: says where the two differ.
+        """
+
+        def sampled(facts: Mapping[str, Any]) -> dict[str, Any]:
+            return {key: value for key, value in facts.items() if key not in _OF_THE_REWARD}
+
+        if differing := differences(sampled(self.identity), sampled(json.loads(json.dumps(identity)))):
+            found = f"the rollouts in '{self.folder}' were sampled otherwise"
+            way_out = "Only the reward may change. Set these back, or build the table without --values_regrade."
+            raise ValueError("\n  ".join([f"--values_regrade: {found}:", *differing]) + f"\n{way_out}")
+
+    def chunks(self, prompts: Prompts, count: int) -> list[list[int]]:
+        """Each prompt by itself."""
+        return [[index] for index in range(len(prompts))]
+
+    def draw(self, prompts: Prompts, seeds: Seeds, sampling: Any, count: int, stop: threading.Event) -> Drawing:
+        """See `ModelSource.draw`; nothing is sampled.
+
+        Raises:
+            ValueError: the rollouts of a prompt were not kept.
+        """
+        for (index,), seed in seeds.items():
+            if stop.is_set():
+                return
+            packed = self._packed.get(seed)
+            prompt, rollouts = unpack(packed) if packed else ("", [])
+            if prompt != fingerprint(str(list(prompts[index]))):
+                missing = f"'{self.folder}' has no rollouts of the dataset's prompt {index}"
+                why = "the prompt was another one, or its rollouts were not all kept"
+                raise ValueError(f"--values_regrade: {missing}: {why}. Build the table without --values_regrade.")
+            yield index, rollouts
+
+
+Source = ModelSource | ServerSource | KeptSource
 
 
 @contextmanager
@@ -147,8 +234,7 @@ def addresses(urls: Sequence[str], options: ServerOptions | None) -> Iterator[li
 def load_model(name: str, *, use_cpu: bool = False, **settings: Any) -> PreTrainedModel:
     """A model on the GPU, if there is one."""
     model: Any = AutoModelForCausalLM.from_pretrained(name, **settings)
-    loaded: PreTrainedModel = model.to("cuda" if torch.cuda.is_available() and not use_cpu else "cpu")
-    return loaded
+    return model.to("cuda" if torch.cuda.is_available() and not use_cpu else "cpu")
 
 
 def ends_of(name: str, config: object, tokenizer: PreTrainedTokenizerBase, revision: str | None) -> list[int]:
@@ -168,10 +254,8 @@ def check_served(url: str, model: str) -> int | None:
     """
     served = Client(url).model()
     if model not in served.names and Path(model).resolve() not in {Path(name).resolve() for name in served.names}:
-        raise ValueError(
-            f"The server at {url} has the model {', '.join(sorted(served.names))}, not '{model}'. Name that model, or "
-            f"start a server with `basis-rl serve {model}`."
-        )
+        has = f"The server at {url} has the model {', '.join(sorted(served.names))}, not '{model}'"
+        raise ValueError(f"{has}. Name that model, or start a server with `basis-rl serve {model}`.")
     return served.max_model_len
 
 

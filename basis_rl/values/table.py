@@ -13,12 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import yaml
 from torch import Tensor
 
-from basis_rl.functional.tilt import tilt_bernoulli, tilt_samples
+from basis_rl.functional.basis import tilt_bernoulli, tilt_samples
 from basis_rl.run.artefacts import Kind
+from basis_rl.run.record import is_hub_id
+from basis_rl.text import render
 from basis_rl.types import RunContext
-from basis_rl.values.card import card, histogram
 from basis_rl.values.provenance import mismatches
 
 KIND = Kind("value table", "rewards.parquet", 1, "basis-rl values RECIPE")
@@ -51,12 +53,12 @@ class ValueTable:
         self.fingerprints = dict(fingerprints or {})
         self.provenance = dict(provenance or {})
         self.source = source
-        scored = [
-            np.asarray([r for r in rs if r is not None and not np.isnan(r)], np.float64) for rs in rewards.values()
-        ]
+        # None becomes NaN.
+        cells = [np.asarray(row, np.float64) for row in rewards.values()]
+        scored = [row[~np.isnan(row)] for row in cells]
         if not scored:
             raise ValueError("A value table needs at least one prompt.")
-        empty = [prompt_id for prompt_id, rs in zip(self.prompt_ids, scored, strict=True) if rs.size == 0]
+        empty = [prompt_id for prompt_id, row in zip(self.prompt_ids, scored, strict=True) if row.size == 0]
         if empty:
             raise ValueError(f"{len(empty)} prompts have no scored rollout (first: '{empty[0]}'). Leave them out.")
         self._rewards = scored
@@ -86,8 +88,7 @@ class ValueTable:
 
     def rewards(self, prompt_id: str) -> list[float]:
         """The scored rewards of one prompt."""
-        rewards: list[float] = self._rewards[self._row[prompt_id]].tolist()
-        return rewards
+        return self._rewards[self._row[prompt_id]].tolist()
 
     @property
     def means(self) -> Tensor:
@@ -115,8 +116,7 @@ class ValueTable:
     @property
     def template_day(self) -> str | None:
         """The day that chat templates wrote into its prompts (`basis_rl.engine.template_day`)."""
-        day: str | None = self.provenance.get("template_day")
-        return day
+        return self.provenance.get("template_day")
 
     @property
     def num_rollouts(self) -> int:
@@ -165,10 +165,11 @@ class ValueTable:
         """
         missing = [prompt_id for prompt_id in run.prompts if prompt_id not in self._row]
         if missing:
+            share = f"{len(missing)} of {len(run.prompts)} training prompts"
+            example = f"the first is prompt_id '{missing[0]}'"
             raise ValueError(
-                f"{len(missing)} of {len(run.prompts)} training prompts are not in the value table ({self.source}, "
-                f"{len(self)} prompts); the first is prompt_id '{missing[0]}'. {_REBUILD}, or leave those prompts out. "
-                "(A dataset made elsewhere than by basis_rl.data.load_prompts needs the table's ids as `prompt_id`.)"
+                f"{share} are not in the value table ({self.source}); {example}. {_REBUILD}, or leave them out. "
+                "(A dataset that `load_prompts` did not make needs the table's ids as `prompt_id`.)"
             )
         if accept_mismatch:
             return
@@ -176,19 +177,15 @@ class ValueTable:
         rendered = {k: v for k, v in run.prompts.items() if self.fingerprints.get(k, v) != v}
         if rendered and not any(problem.startswith("chat_template") for problem in problems):
             first, there = next(iter(rendered.items()))
-            problems.append(
-                f"prompt text: {len(rendered)} prompts are rendered otherwise (system prompt or prompt template); "
-                f"prompt_id '{first}': table {self.fingerprints[first]}, run {there}"
-            )
+            example = f"prompt_id '{first}': table {self.fingerprints[first]}, run {there}"
+            what = f"{len(rendered)} prompts are rendered otherwise (system prompt or prompt template)"
+            problems.append(f"prompt text: {what}; {example}")
         if problems:
             by_reward = all(problem.startswith("reward") for problem in problems)
             regrade = ", with --values_regrade true if its rollouts were kept" if by_reward else ""
-            raise ValueError(
-                f"The value table ({self.source}) was built for another run:\n  "
-                + "\n  ".join(problems)
-                + f"\n{_REBUILD}{regrade}, or set `accept_mismatch: true` in `baseline_kwargs` if you know that it "
-                "fits."
-            )
+            found = f"The value table ({self.source}) was built for another run:"
+            way_out = f"{_REBUILD}{regrade}, or if it fits, set `accept_mismatch: true` in `baseline_kwargs`."
+            raise ValueError("\n  ".join([found, *problems]) + f"\n{way_out}")
 
     def save(self, path: str | Path) -> Path:
         """Write the folder `path`, replacing a table that is there."""
@@ -218,11 +215,8 @@ class ValueTable:
         table = pq.read_table(folder / KIND.main_file).to_pydict()
         ids = table["prompt_id"]
         rewards = table["rewards"]
-        if not all(isinstance(name, str) for name in ids):
-            raise ValueError("a prompt_id is not a text")
-        if len(set(ids)) < len(ids):
-            twice = next(name for i, name in enumerate(ids) if name in ids[:i])
-            raise ValueError(f"{len(ids) - len(set(ids))} prompt_ids are there twice (first: '{twice}')")
+        if len(set(ids)) < len(ids) or not all(isinstance(name, str) for name in ids):
+            raise ValueError("a prompt_id occurs twice, or is not a string")
         for name, row in zip(ids, rewards, strict=True):
             if not isinstance(row, list) or any(r is not None and (isinstance(r, str) or math.isinf(r)) for r in row):
                 raise ValueError(f"the rewards of prompt_id '{name}' are not finite numbers")
@@ -239,12 +233,51 @@ class ValueTable:
         )
 
     def describe(self) -> str:
-        """The distribution of the mean rewards as text."""
-        return histogram(self.means, self.reward_range)
+        """The distribution of the mean rewards as text: a histogram of ten bins, and the shares at both ends."""
+        counts = torch.histc(self._mean, bins=10, min=0, max=1).long().tolist()
+        lines = [f"{len(self)} prompts, mean reward {float(self._mean.mean()):.3f} (as a share of {self.reward_range})"]
+        for i, count in enumerate(counts):
+            bar = "#" * round(40 * count / max(counts))
+            lines.append(f"  {i / 10:.1f} - {(i + 1) / 10:.1f}  {count:7d}  {bar}")
+        never = float((self._mean == 0).double().mean())
+        always = float((self._mean == 1).double().mean())
+        lines.append(f"  never solved {never:.1%}, always solved {always:.1%}")
+        return "\n".join(lines)
 
     def card(self, repo_id: str, license: str | None = None) -> str:
-        """The README of the dataset repository `repo_id`."""
-        return card(repo_id, self._count.int().tolist(), self.describe(), self.provenance, license)
+        """The README of the dataset repository `repo_id`: front matter, how the table was built, how to load it.
+
+        Without a `license` (an identifier of the Hub) the owner has to add one.
+        """
+        known = self.provenance
+        model = str(known.get("model") or "an unnamed model")
+        # Without the path, if it is a local folder.
+        name = model if is_hub_id(model) else Path(model).name
+        front: dict[str, Any] = {
+            **({"license": license} if license else {}),
+            "pretty_name": f"Value table of {name}",
+            "tags": ["basis-rl", "value-table", "reinforcement-learning", "rlvr"],
+            "size_categories": [_size_category(len(self))],
+            "configs": [{"config_name": "default", "data_files": KIND.main_file}],
+            **({"base_model": model} if is_hub_id(model) else {}),
+        }
+        shown = {**known, "model": name if known.get("model") else None}
+        shown["early_exit"] = f"{known['early_exit']} rollouts" if known.get("early_exit") else None
+        if known.get("truncated") is not None and known.get("rollouts"):
+            shown["truncated"] = f"{known['truncated']} ({known['truncated'] / known['rollouts']:.1%})"
+        least, most = (int(count) for count in self._count.aminmax())
+        return render(
+            Path(__file__).with_name("card.md.jinja"),
+            front=yaml.safe_dump(front, sort_keys=False).rstrip(),
+            name=name,
+            repo_id=repo_id,
+            prompts=len(self),
+            rollouts=f"{least}" if least == most else f"{least} to {most}",
+            shown=shown,
+            exit_after=known.get("early_exit"),
+            planned=known.get("num_rollouts"),
+            description=self.describe(),
+        )
 
     def push_to_hub(
         self, repo_id: str, *, private: bool | None = None, token: str | None = None, license: str | None = None
@@ -264,3 +297,8 @@ def _default_range(rewards: np.ndarray) -> tuple[float, float]:
     high = float(rewards.max())
     # Rewards between 0 and 1 have that range, even if none of them reaches an end.
     return (0.0, 1.0) if low >= 0.0 and high <= 1.0 else (low, high if high > low else low + 1.0)
+
+
+def _size_category(n: int) -> str:
+    bounds = {"n<1K": 1_000, "1K<n<10K": 10_000, "10K<n<100K": 100_000}
+    return next((name for name, bound in bounds.items() if n < bound), "100K<n<1M")

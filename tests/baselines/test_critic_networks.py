@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from basis_rl.baselines.critic import ValueHead, ValueModel, load_value_model, value_model_parameters
+from basis_rl.baselines.ppo import Ppo, ValueHead, ValueModel, load_value_model
 from tests.support.tiny import tiny_tokenizer
 
 IDS = torch.randint(20, 200, (2, 9), generator=torch.Generator().manual_seed(1))
@@ -95,6 +95,6 @@ def test_another_tokenizer_is_refused_though_one_token_differs(tiny_path):
 def test_parameters_are_counted_without_weights(tiny_path):
     model = load_value_model(str(tiny_path), tiny_tokenizer())
     assert isinstance(model, ValueModel)
-    assert value_model_parameters(str(tiny_path)) == sum(p.numel() for p in model.parameters())
+    assert Ppo(critic_model=str(tiny_path)).module_parameters(None) == sum(p.numel() for p in model.parameters())
     with pytest.raises(ValueError, match="critic_model 'no/such-model' could not be loaded"):
-        value_model_parameters("no/such-model")
+        Ppo(critic_model="no/such-model").module_parameters(None)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from basis_rl.baselines import build_baseline
-from basis_rl.functional.tilt import beta_grid
+from basis_rl.functional.basis import beta_grid
 from tests.support.batches import batch_of, table_of_counts
 
 N_REFERENCE = 8

@@ -6,8 +6,9 @@ from statistics import fmean
 import pytest
 import torch
 
-from basis_rl.baselines import BasisHistory, history
-from basis_rl.baselines.text_prior import TextPrior
+from basis_rl.baselines import BasisHistory
+from basis_rl.baselines.history import TextPrior
+from basis_rl.functional import history
 from basis_rl.functional.history import drift_grid, shift_grid
 from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
@@ -217,7 +218,7 @@ def test_a_lower_confidence_bound_is_so_many_standard_deviations_below(belief):
 
 
 def test_a_state_of_another_drift_does_not_load():
-    with pytest.raises(ValueError, match="candidates of the drift"):
+    with pytest.raises(ValueError, match="another `drift`"):
         BasisHistory(drift=0.003).load_state_dict(BasisHistory().state_dict())
 
 
@@ -314,7 +315,7 @@ def test_a_prior_from_the_text_starts_as_wide_as_the_flat_one_and_comes_back():
     again.load_state_dict(first.state_dict())
     batch = texted([1.0, 0.0, 1.0], ["easy30", "hard31", "easy1"])
     assert torch.equal(first.advantages(batch).values, again.advantages(batch).values)
-    with pytest.raises(ValueError, match="saved with a prior from the text"):
+    with pytest.raises(ValueError, match="another `prior`"):
         BasisHistory().load_state_dict(first.state_dict())
-    with pytest.raises(ValueError, match="saved without a prior"):
+    with pytest.raises(ValueError, match="another `prior`"):
         BasisHistory(prior="text").load_state_dict(BasisHistory().state_dict())

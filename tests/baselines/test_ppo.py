@@ -7,8 +7,7 @@ import torch
 
 from basis_rl.baselines import Ppo
 from basis_rl.conformance.baselines import example_batch
-from basis_rl.functional.gae import gae
-from basis_rl.functional.returns import reward_to_go
+from basis_rl.functional.gae import gae, reward_to_go
 
 IDS = [f"prompt-{i}" for i in range(8)]
 

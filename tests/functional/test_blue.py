@@ -1,11 +1,12 @@
 """BASIS refinement and calibration losses against double loops over the paper's equations."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 
-from basis_rl.functional.blue import WEIGHTINGS, cross_entropy, mean_squared_error, refine
+from basis_rl.functional.basis import Weighting, cross_entropy, mean_squared_error, refine
 
 
 def loop_refine(values, rewards, active, weighting):
@@ -35,7 +36,7 @@ def example(seed, n=23, k=3):
     return values, rewards, active
 
 
-@pytest.mark.parametrize("weighting", [each for each in WEIGHTINGS if each != "none"])
+@pytest.mark.parametrize("weighting", [each for each in get_args(Weighting) if each != "none"])
 @pytest.mark.parametrize("n", [2, 23])
 @pytest.mark.parametrize("seed", range(4))
 def test_refine_equals_plain_loop(weighting, seed, n):
@@ -49,7 +50,7 @@ def test_refine_equals_plain_loop(weighting, seed, n):
 def test_extreme_values_stay_finite():
     values = torch.tensor([[1 - 1e-6, 1e-6, 1e-6]], dtype=torch.float64)
     active = torch.ones_like(values, dtype=torch.bool)
-    for weighting in WEIGHTINGS:
+    for weighting in get_args(Weighting):
         refined = refine(values, values * (1 - values), torch.tensor([1.0, 1.0, 0.0]).double(), active, weighting)
         assert refined.isfinite().all()
         assert (refined >= 0).all()

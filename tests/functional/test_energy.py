@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from basis_rl.functional.energy import align, logit_gradient_energy, unalign, weighted_baseline
-from basis_rl.functional.returns import reward_to_go
+from basis_rl.functional.gae import reward_to_go
 
 
 def test_energy_is_the_squared_logit_gradient():

@@ -2,7 +2,7 @@
 
 import torch
 
-from basis_rl.functional.kl import kl_estimate
+from basis_rl.functional.objectives import kl_estimate
 
 
 def policies():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import betabinom
 
-from basis_rl.functional.solve_rates import fit_beta, without_variance
+from basis_rl.functional.passk import fit_beta, without_variance
 
 
 def rising(start, size):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from basis_rl.functional.tilt import beta_grid, tilt_bernoulli, tilt_samples
+from basis_rl.functional.basis import beta_grid, tilt_bernoulli, tilt_samples
 
 
 def test_grid_is_the_papers():

@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig
 
 from basis_rl.baselines import Ppo
-from basis_rl.baselines.critic import ValueModel, load_value_model
+from basis_rl.baselines.ppo import ValueModel, load_value_model
 from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.critic import NETWORK_FILE, Critic

@@ -8,8 +8,7 @@ from peft import LoraConfig
 from trl import GRPOTrainer
 
 from basis_rl.baselines import ReinforcePP
-from basis_rl.functional.kl import kl_estimate
-from basis_rl.functional.objectives import OF_LOSS_TYPE
+from basis_rl.functional.objectives import OF_LOSS_TYPE, kl_estimate
 from basis_rl.objectives import OBJECTIVES, LossOutputs, TrlObjective, objective
 from basis_rl.run.seams import attributes
 from basis_rl.trainer import BasisTrainer

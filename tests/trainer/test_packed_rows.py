@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from trl.trainer.utils import add_fused_lm_head
 
-from basis_rl.functional.importance import importance_weights
+from basis_rl.functional.objectives import importance_weights
 from basis_rl.objectives import OBJECTIVES
 from basis_rl.trainer import BasisTrainer, attention
 from basis_rl.trainer.attention import let_through_packed_rows

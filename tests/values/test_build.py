@@ -4,14 +4,16 @@ import itertools
 import json
 import math
 import random
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
 from basis_rl.engine import Sampling, prompt_tokens
 from basis_rl.engine.client import request_seed
 from basis_rl.values import ValueTable, build, provenance
-from basis_rl.values.build import TablePlan, build_table
+from basis_rl.values.build import TablePlan
 from basis_rl.values.provenance import fingerprint
 from basis_rl.values.shards import Record, Shards
 from basis_rl.values.sources import ModelSource, ServerSource, ahead
@@ -44,6 +46,12 @@ def server_source(url, **settings):
 def plan(n=6, **changes):
     settings = {"dataset": sums(n), "reward_funcs": [parity_reward], "sampling": SAMPLING, "num_rollouts": 5}
     return TablePlan(**{**settings, **changes})
+
+
+def build_table(source, asked, folder=None, shard=(0, 1)):
+    """The table; without a folder for what is finished, in one that is gone afterwards."""
+    with tempfile.TemporaryDirectory() as temporary:
+        return build.build_table(source, asked, folder or Path(temporary) / "table", shard)
 
 
 def rewards(table):
@@ -205,12 +213,12 @@ def test_a_prompt_without_its_second_part_is_not_finished(tmp_path):
     certain, open_ = asked.ids
     shards = Shards(tmp_path, {"seed": 0})
     with shards.writer() as writer:
-        writer.write(Record(certain, 0, [1.0, 1.0], 2, 0).line())
-        writer.write(Record(open_, 0, [1.0, 0.0], 2, 0).line())
+        writer(Record(certain, 0, [1.0, 1.0], 2, 0).line())
+        writer(Record(open_, 0, [1.0, 0.0], 2, 0).line())
     prints = dict.fromkeys(asked.ids, "x")
     assert build.merge_shards(asked, shards, prints) is None
     with shards.writer() as writer:
-        writer.write(Record(open_, 1, [0.0, 1.0, 1.0], 3, 0).line())
+        writer(Record(open_, 1, [0.0, 1.0, 1.0], 3, 0).line())
     assert rewards(build.merge_shards(asked, shards, prints)) == {certain: [1.0, 1.0], open_: [1.0, 0.0, 0.0, 1.0, 1.0]}
 
 
@@ -308,7 +316,7 @@ def test_any_prefix_of_a_shard_is_read_as_its_whole_lines(tmp_path):
     records = [Record(f"id {i}", i % 2, [1.0, math.nan], 5, 1) for i in range(2)]
     with shards.writer() as writer:
         for record in records:
-            writer.write(record.line())
+            writer(record.line())
         with pytest.raises(ValueError, match="Another process is writing"), shards.writer():
             pass
     (file,) = tmp_path.glob("*.jsonl")
@@ -320,7 +328,7 @@ def test_any_prefix_of_a_shard_is_read_as_its_whole_lines(tmp_path):
         whole = max(0, data[: cut + 1].count(b"\n") - 1)  # a line is whole before its newline is there
         assert len(kept) == whole
         with Shards(tmp_path, {"seed": 0}).writer() as writer:
-            writer.write(Record("new", 0, [0.5], 1, 0).line())
+            writer(Record("new", 0, [0.5], 1, 0).line())
         again = list(Shards(tmp_path, {"seed": 0}).records())
         assert [r.prompt_id for r in again] == [*kept, "new"]
         assert repr(again[:whole]) == repr(records[:whole])
@@ -329,7 +337,7 @@ def test_any_prefix_of_a_shard_is_read_as_its_whole_lines(tmp_path):
 def test_the_beginning_of_an_older_version_is_not_gone_on_with(tmp_path):
     """Its prompts may be other ones; what differs otherwise can be set back."""
     with Shards(tmp_path, {"seed": 0}).writer() as writer:
-        writer.write(Record("id", 0, [1.0], 5, 1).line())
+        writer(Record("id", 0, [1.0], 5, 1).line())
     with pytest.raises(
         ValueError, match=r"id_scheme: null, now 2\nFinish it with the version that began it, or delete"
     ):
@@ -346,7 +354,7 @@ def test_only_one_process_merges_and_what_two_have_done_counts_once(removed, tmp
         assert not ours, "nothing is there"
     for part in (0, 1):
         with shards.writer(part, 2) as writer:
-            writer.write(Record("a", 0, [float(part)], 1, 0).line())
+            writer(Record("a", 0, [float(part)], 1, 0).line())
     with shards.merging() as ours:
         assert ours
         assert list(shards.records()) == [Record("a", 0, [0.0], 1, 0)]

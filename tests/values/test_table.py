@@ -11,7 +11,6 @@ import torch
 from basis_rl.engine import Sampling
 from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
-from basis_rl.values.card import _size_category
 from basis_rl.values.provenance import (
     fingerprint,
     mismatches,
@@ -20,6 +19,7 @@ from basis_rl.values.provenance import (
     reward_code,
     run_provenance,
 )
+from basis_rl.values.table import _size_category
 
 REWARDS = {"a": [0.0, 1.0, 1.0, 1.0], "b": [0.0, 0.0], "c": [1.0]}
 

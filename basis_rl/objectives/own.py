@@ -1,4 +1,4 @@
-"""GSPO-token (Zheng et al. 2025, arXiv:2507.18071, Eqs. 13, 14)."""
+"""The objectives that TRL does not have."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from basis_rl.objectives.base import LossInputs, LossOutputs, objective
 @objective(token_advantages=True)
 def gspo_token(inputs: LossInputs) -> LossOutputs:
     """``L_t = -min(s_t A_t, clip(s_t, 1 - e_low, 1 + e_high) A_t)``: GSPO for an advantage of each token.
+
+    GSPO-token, Zheng et al. 2025, arXiv:2507.18071, Eqs. 13 and 14.
 
     ``s_t = sg(s) pi(y_t) / sg(pi(y_t))`` with the rollout's ratio ``s = exp(mean_t (log pi - log pi_old))``, the mean
     over its tokens, and sg for stopped gradients: each token is clipped by the ratio of the whole rollout, and its
@@ -27,3 +29,14 @@ def gspo_token(inputs: LossInputs) -> LossOutputs:
     free = (ratio if settings.delta is None else ratio.clamp(max=settings.delta)) * inputs.token_advantages
     share = (clipped < free).to(inputs.log_probs).detach()
     return LossOutputs(per_token=-torch.min(free, clipped), aggregation="rollout_mean", metrics={"clipped": share})
+
+
+@objective(token_advantages=True, on_policy=True)
+def gpg(inputs: LossInputs) -> LossOutputs:
+    """``L_t = -A_t pi(y_t) / stop_gradient(pi(y_t))``: policy gradient without ratio and clip, averaged over tokens.
+
+    GPG, Chu et al. 2025, arXiv:2504.02546.
+
+    The gradient is that of ``-A_t log pi(y_t)``; the value is that of PPO's surrogate at the ratio 1.
+    """
+    return LossOutputs(per_token=-inputs.ratio * inputs.token_advantages, aggregation="token_mean")

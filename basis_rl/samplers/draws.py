@@ -1,0 +1,290 @@
+"""The registered samplers: uniform, by weights of the believed value, by a random draw from the belief; and DAPO's."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from basis_rl.functional.selection import effective_number, inclusion_probabilities, systematic_sample
+from basis_rl.registry import build
+from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief, believed_shares, pool, shown, subset
+
+
+class Uniform(PromptSampler):
+    """All prompts once per epoch, shuffled: TRL's order. Asked for a draw, it draws all prompts with equal chances."""
+
+    needs_belief = False
+    in_dataset_order = True
+
+    def draw(
+        self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
+    ) -> Draw:
+        # `subset` is ascending: without a shuffle, ranks would get neighbours in the dataset.
+        rows = subset(len(candidates), size, generator)[torch.randperm(size, generator=generator)]
+        metrics = {"effective_prompts": 1.0}
+        if belief is not None:
+            metrics |= believed_shares(pool(candidates, belief, size, generator)[1])
+        return Draw(rows, torch.ones(size, dtype=torch.float64), metrics)
+
+
+class WeightedSampler(PromptSampler):
+    """Draws prompts with chances ``pi_i = min(1, c w_i)``, n of them in the mean of every batch exactly n.
+
+    Subclasses give the weights. Of more than 8,192 candidates, each batch looks at a uniform part, and the chances are
+    those of both draws together.
+    """
+
+    @abstractmethod
+    def weights(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """``(P,)`` weights >= 0, at least n of them > 0.
+
+        Args:
+            mean: ``(P,)`` believed values on the scale from 0 to 1.
+            variance: ``(P,)`` of these beliefs.
+        """
+
+    def draw(
+        self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
+    ) -> Draw:
+        assert belief is not None
+        part, mean, variance = pool(candidates, belief, size, generator)
+        weights = self.weights(mean, variance)
+        if not isinstance(weights, Tensor) or weights.shape != mean.shape:
+            raise ValueError(f"`weights` must return a tensor of shape ({len(part)},), and returned {shown(weights)}.")
+        try:
+            chances = inclusion_probabilities(weights, size)
+        except ValueError as error:
+            if len(part) == len(candidates):
+                raise
+            looked = f"Each batch considers {len(part):,} of {len(candidates):,} prompts, drawn uniformly"
+            raise ValueError(f"{error} ({looked}: these are meant.)") from error
+        drawn = systematic_sample(chances, generator)
+        metrics = {**believed_shares(mean), "effective_prompts": effective_number(chances) / len(part)}
+        return Draw(part[drawn], size / len(part) / chances[drawn], metrics)
+
+
+class _ByValue(WeightedSampler):
+    """``w_i = f(V_i) + floor + bonus * sd_i``, sd being the standard deviation of the belief about V.
+
+    Args:
+        floor: > 0: every prompt keeps a positive chance, and a belief that is wrong or has aged is noticed.
+        bonus: >= 0, what uncertainty is worth: prompts that were hardly seen are drawn more often.
+        correct: weigh advantages by ``(n / P) / pi_i``: the uniform objective again, with more variance.
+        clip: bounds of that ratio.
+
+    Raises:
+        ValueError: a parameter out of its range.
+    """
+
+    def __init__(
+        self, floor: float = 0.01, bonus: float = 0.0, correct: bool = False, clip: Sequence[float] = (0.1, 10.0)
+    ) -> None:
+        if not floor > 0 or not bonus >= 0:
+            raise ValueError(f"{type(self).__name__} needs floor > 0 and bonus >= 0, got {floor} and {bonus}.")
+        if len(clip) != 2 or not 0 <= clip[0] <= 1 <= clip[1]:
+            raise ValueError(f"clip must be (least, largest) with 0 <= least <= 1 <= largest, got {tuple(clip)}.")
+        self.floor = floor
+        self.bonus = bonus
+        self.correct = correct
+        self.clip = (float(clip[0]), float(clip[1]))
+
+    @abstractmethod
+    def of_value(self, mean: Tensor) -> Tensor:
+        """``f(V)``, ``(P,) -> (P,)``."""
+
+    def weights(self, mean: Tensor, variance: Tensor) -> Tensor:
+        return self.of_value(mean) + self.floor + self.bonus * variance.sqrt()
+
+
+class Variance(_ByValue):
+    """``w_i = V_i (1 - V_i) + floor``: the variance of a 0/1 reward, and so the expected size of an advantage.
+
+    Solved and impossible prompts have only the floor: at 0.01 a twenty-sixth of a prompt at V = 0.5.
+    """
+
+    def of_value(self, mean: Tensor) -> Tensor:
+        return mean * (1.0 - mean)
+
+
+class Frontier(_ByValue):
+    """``w_i = (1 - V_i)^hard V_i^easy + floor``: what can be learnt but is not yet, most at V = easy / (hard + easy).
+
+    With the default exponents, 1 and 1/2, that is V = 1/3: against `variance` rarely solved prompts come first.
+    """
+
+    def __init__(
+        self,
+        hard: float = 1.0,
+        easy: float = 0.5,
+        floor: float = 0.02,
+        bonus: float = 0.0,
+        correct: bool = False,
+        clip: Sequence[float] = (0.1, 10.0),
+    ) -> None:
+        super().__init__(floor, bonus, correct, clip)
+        if not (hard >= 0 and easy > 0):
+            reason = "with easy = 0 impossible prompts would have the largest weights"
+            raise ValueError(f"Frontier needs hard >= 0 and easy > 0, got {hard} and {easy}: {reason}.")
+        self.hard = hard
+        self.easy = easy
+
+    def of_value(self, mean: Tensor) -> Tensor:
+        return (1.0 - mean) ** self.hard * mean**self.easy
+
+
+class SpoWeights(_ByValue):
+    """``w_i = sqrt(V_i (1 - V_i)) + 0.05``, the weights of SPO (Xu and Ding 2025, arXiv 2509.13232)."""
+
+    def __init__(
+        self, floor: float = 0.05, bonus: float = 0.0, correct: bool = False, clip: Sequence[float] = (0.1, 10.0)
+    ) -> None:
+        super().__init__(floor, bonus, correct, clip)
+
+    def of_value(self, mean: Tensor) -> Tensor:
+        return (mean * (1.0 - mean)).sqrt()
+
+
+class DropSolved(_ByValue):
+    """``w_i = 1`` where ``V_i <= solved``, else `floor`: every prompt alike that is not believed to be solved.
+
+    Impossible prompts keep their share: use it where there are none.
+    """
+
+    def __init__(
+        self, solved: float = 0.9, floor: float = 0.02, correct: bool = False, clip: Sequence[float] = (0.1, 10.0)
+    ) -> None:
+        super().__init__(floor, 0.0, correct, clip)
+        if not 0 < solved < 1 or floor > 1:
+            raise ValueError(f"DropSolved needs 0 < solved < 1 and floor <= 1, got {solved} and {floor}.")
+        self.solved = solved
+
+    def of_value(self, mean: Tensor) -> Tensor:
+        return (1.0 - self.floor) * (mean <= self.solved).to(mean.dtype)
+
+
+class Thompson(PromptSampler):
+    """Draws ``v_i ~ N(V_i, sd_i^2)`` from the belief about each prompt, and takes the prompts nearest to `target`.
+
+    Uncertain prompts are tried because their draws reach everywhere; prompts that are firmly believed to be far from
+    the target are not, and a belief that has aged would never be corrected. So the share `explore` of each batch is
+    drawn with equal chances from all prompts. The chances of a draw have no closed form, so `correct` is not possible.
+
+    ``effective_prompts`` takes the chance of a prompt for that of a draw as near to the target as the farthest one that
+    was taken.
+
+    Args:
+        target: value that a prompt should have, in [0, 1].
+        explore: share of the batch that is drawn uniformly, in (0, 1]; rounded up.
+
+    Raises:
+        ValueError: a parameter out of its range.
+    """
+
+    known_chances = False
+
+    def __init__(self, target: float = 0.4, explore: float = 0.1) -> None:
+        if not 0 <= target <= 1 or not 0 < explore <= 1:
+            raise ValueError(f"Thompson needs 0 <= target <= 1 and 0 < explore <= 1, got {target} and {explore}.")
+        self.target = target
+        self.explore = explore
+
+    def draw(
+        self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
+    ) -> Draw:
+        assert belief is not None
+        part, mean, variance = pool(candidates, belief, size, generator)
+        drawn = mean + variance.sqrt() * torch.randn(mean.shape, generator=generator, dtype=torch.float64)
+        distance = (drawn.clamp(0.0, 1.0) - self.target).abs()
+        # Rounded up: at least one prompt of each batch is drawn uniformly.
+        anyone = torch.randperm(len(part), generator=generator)[: -int(-self.explore * size // 1)]
+        # Less than any distance, so they are always taken.
+        distance[anyone] = -1.0
+        rows = distance.argsort(stable=True)[:size]
+        near = self._chances(mean, variance.sqrt(), max(0.0, float(distance[rows[-1]])))
+        share = len(anyone) / len(part)
+        effective = effective_number(share + (1 - share) * near)
+        metrics = {**believed_shares(mean), "effective_prompts": effective / len(part)}
+        # In a random order: on several ranks each one takes a part of the batch.
+        return Draw(part[rows[torch.randperm(size, generator=generator)]], None, metrics)
+
+    def _chances(self, mean: Tensor, deviation: Tensor, reach: float) -> Tensor:
+        """``P(|v_i - target| <= reach)`` of draws that are clamped to [0, 1]. ``(P,)``."""
+        low = self.target - reach
+        high = self.target + reach
+        # Draws are clamped, so an end of the range holds all that lies beyond it.
+        ends = torch.tensor([-torch.inf if low <= 0 else low, torch.inf if high >= 1 else high], dtype=torch.float64)
+        below, above = torch.special.ndtr((ends[:, None] - mean) / deviation.clamp(min=1e-9))
+        return above - below
+
+
+# What draws the prompts whose groups may be drawn again.
+DRAWING: dict[str, type[PromptSampler]] = {
+    "uniform": Uniform,
+    "variance": Variance,
+    "frontier": Frontier,
+    "spo": SpoWeights,
+    "thompson": Thompson,
+    "drop_solved": DropSolved,
+}
+
+
+class Dynamic(PromptSampler):
+    """Groups whose rewards are all equal are replaced by other prompts' (DAPO, 2503.14476, Eq. 11).
+
+    A batch is trained on when every group has two different rewards, or after `max_refills` further draws: then the
+    groups that are left have no variance, as without it. Every rollout that was drawn is counted in ``num_rollouts``,
+    and the belief learns from all of them. A group must have at least two rollouts.
+
+    Departure: DAPO draws whole batches and keeps what is over for the next step; here only as many groups are drawn as
+    are missing (on several ranks, on each as many as on the one that misses most).
+
+    Args:
+        max_refills: draws beyond the first one, >= 1.
+        sampler: what draws, at first and again: a name, ``module:Class`` or an object; by default ``uniform``, as DAPO.
+        sampler_kwargs: its parameters, where it is a name.
+
+    Raises:
+        ValueError: `max_refills` is not a whole number >= 1, or `sampler` cannot be built.
+    """
+
+    def __init__(
+        self,
+        max_refills: int = 4,
+        sampler: str | PromptSampler | None = None,
+        sampler_kwargs: Mapping[str, object] | None = None,
+    ) -> None:
+        if type(max_refills) is not int or max_refills < 1:
+            needs = "dynamic needs a whole number max_refills >= 1"
+            raise ValueError(f"{needs}, got {max_refills}; without refills take 'uniform'.")
+        self.max_refills = max_refills
+        self.sampler = sampler
+        self.sampler_kwargs = sampler_kwargs
+        drawing: Any = sampler or "uniform"
+        if isinstance(drawing, str):
+            drawing = build("sampler", DRAWING, PromptSampler, drawing, dict(sampler_kwargs or {}))
+        self.drawing: PromptSampler = drawing
+        self.needs_belief = self.drawing.needs_belief
+        # A run refuses `correct` here: the chances of a prompt that replaces another are not known.
+        self.correct = self.drawing.correct
+
+    def draw(
+        self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
+    ) -> Draw:
+        return self.drawing.draw(candidates, belief, size, generator)
+
+    def keeps(self, rewards: Tensor) -> Tensor:
+        scored = ~rewards.isnan()
+        # A group without a reward has least above largest, so it is not kept.
+        least = torch.where(scored, rewards, torch.inf).amin(dim=1)
+        largest = torch.where(scored, rewards, -torch.inf).amax(dim=1)
+        return largest > least
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.drawing.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.drawing.load_state_dict(state)
