@@ -456,8 +456,7 @@ class Generation(VLLMGeneration):
         self, prompts: list[list[int]], images: list[Any] | None, num_generations: int, profiler: Any = None
     ) -> tuple[Any, ...]:
         if self.mode != "server":
-            result: tuple[Any, ...] = super().generate(prompts, images, num_generations, profiler)
-            return result
+            return super().generate(prompts, images, num_generations, profiler)
         with profiler or nullcontext():
             return self._persist(partial(self._ask, prompts, images, num_generations))
 
@@ -660,8 +659,7 @@ class Generation(VLLMGeneration):
             # After a pass without a backward, FSDP2 leaves outer modules gathered.
             if isinstance(module, FSDPModule):
                 module.reshard()
-        log_probs: Tensor = found.log_probs[0].float().cpu()
-        return log_probs
+        return found.log_probs[0].float().cpu()
 
     def _reload_colocated(self) -> None:
         """The CPU engine repacks weights when it loads them, which `load_weights` alone does not undo."""
@@ -695,8 +693,7 @@ class Generation(VLLMGeneration):
         broadcast_object_list(message, from_process=0)
         if isinstance(message[0], (Exception, StopAsked)):
             raise message[0]
-        result: T = message[0]
-        return result
+        return message[0]
 
 
 def _has_ended(owner: dict[str, Any]) -> bool:

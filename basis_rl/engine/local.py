@@ -209,8 +209,7 @@ def prompt_tokens(prompt: str | list[dict[str, Any]], tokenizer: Any, template_k
             raise ValueError(
                 f"The chat template cannot write the prompt {str(prompt)[:100]!r} ({type(error).__name__}: {error})."
             ) from error
-    ids: list[int] = encoded["input_ids"]
-    return ids
+    return encoded["input_ids"]
 
 
 def _until_end(token_ids: list[int], ends: set[int]) -> list[int]:

@@ -343,5 +343,4 @@ def _bound(port: int) -> int:
     with socket.socket() as probe:
         # On all addresses: the port may be in use on one of them, and servers do not all listen on the same.
         probe.bind(("", port))
-        found: int = probe.getsockname()[1]
-        return found
+        return probe.getsockname()[1]

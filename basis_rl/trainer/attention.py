@@ -224,8 +224,7 @@ def _kernel_of_short_rows(query: Tensor) -> contextlib.AbstractContextManager[No
 
 def _window(module: nn.Module, kwargs: dict[str, Any]) -> int | None:
     """Tokens that a token sees, itself included; None without a sliding window."""
-    found: int | None = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
-    return found
+    return kwargs.get("sliding_window", getattr(module, "sliding_window", None))
 
 
 def _by_segment(

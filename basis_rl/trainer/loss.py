@@ -161,8 +161,7 @@ def loss_inputs(inputs: Inputs, log_probs: Tensor, entropy: Tensor, args: BasisC
 
 def action_mask(inputs: Inputs) -> Tensor:
     """``(B, T)``, 1 on the tokens that the policy sampled: no padding, no output of tools."""
-    mask: Tensor = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-    return mask
+    return inputs["completion_mask"] * inputs.get("tool_mask", 1)
 
 
 def without_old_log_probs(inputs: Inputs) -> Inputs:

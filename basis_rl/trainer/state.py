@@ -185,8 +185,7 @@ def load_parts(folder: str | Path, rank: int) -> dict[str, Any]:
     if not path.is_file():
         return {}
     # torch cannot restore a tensor of the device "cpu:0", which is what accelerate calls a rank's CPU.
-    states: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-    return states
+    return torch.load(path, weights_only=True, map_location="cpu")
 
 
 def _parts_file(folder: str | Path, rank: int) -> Path:
@@ -243,8 +242,7 @@ def settings_of(
     free["ranks"] = args.world_size
     free["objective"] = [args.loss_type, args.importance_sampling_level]
     found = {"fixed": fixed, "free": free, "data": identity, "base": base, "day": template_day()}
-    whole: dict[str, Any] = json.loads(json.dumps(found, default=as_json))
-    return whole
+    return json.loads(json.dumps(found, default=as_json))
 
 
 def data_identity(dataset: Any, prompts: str | None, reads: Collection[str] | None) -> dict[str, Any]:
@@ -312,8 +310,7 @@ def saved_settings(folder: str | Path | None) -> dict[str, Any]:
     path = Path(folder) / SETTINGS if folder is not None else None
     if path is None or not path.is_file():
         return {}
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    return json.loads(path.read_text())
 
 
 def saved_day(folder: str | Path | None) -> str | None:

@@ -498,8 +498,7 @@ class BasisTrainer(GRPOTrainer):
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
         self.turns.take_answers(tool_messages)
-        suffix: list[int] = super()._get_tool_suffix_ids(tool_messages)
-        return suffix
+        return super()._get_tool_suffix_ids(tool_messages)
 
     def _room(self, longest: int, most: int) -> AbstractContextManager[None]:
         """Within it no more than `most` tokens are generated; by a server, no more than `longest` with the prompt."""
@@ -615,8 +614,7 @@ class BasisTrainer(GRPOTrainer):
     def _old_log_probs(self, output: dict[str, Any]) -> Tensor:
         """``(B, T)`` log-probabilities of the policy that sampled: TRL's, or of one scoring pass where it made none."""
         if "old_per_token_logps" in output:
-            found: Tensor = output["old_per_token_logps"]
-            return found
+            return output["old_per_token_logps"]
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
         tokens = output["completion_ids"].shape[1]
@@ -624,8 +622,7 @@ class BasisTrainer(GRPOTrainer):
             log_probs, _, _ = self._get_per_token_logps_and_entropies(
                 self.model, ids, mask, tokens, batch_size=self.args.per_device_train_batch_size
             )
-        scored: Tensor = log_probs
-        return scored
+        return log_probs
 
     def _signals(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> dict[str, Any]:
         """The optional fields of the batch that the baseline or the settings ask for, each by its row of `SIGNALS`."""

@@ -170,8 +170,7 @@ def read_turn(tokenizer: Any, ids: list[int], *args: Any, **kwargs: Any) -> dict
     # Whatever the parser raises: a model may write calls that are nested too deeply for it.
     except Exception:
         message = {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}
-    result: dict[str, Any] = _without_surrogates(message)
-    return result
+    return _without_surrogates(message)
 
 
 def _without_surrogates(value: Any) -> Any:
