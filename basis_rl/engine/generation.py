@@ -267,12 +267,8 @@ class TrainingClient(VLLMClient):
         self.hold(self.version)
         if self.settings.transfer == "nccl":
             # If this side left the collective, the server would wait in it forever, so no signal may interrupt it.
-            interrupting = self.session.interrupting
-            self.session.interrupting = nullcontext
-            try:
+            with attributes(self.session, interrupting=nullcontext):
                 super().update_named_params(metadata, named_params)
-            finally:
-                self.session.interrupting = interrupting
             return
         try:
             write_weights(self.folder, named_params)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from transformers.integrations import deepspeed
 
 from basis_rl.baselines import LearnedBaseline
 from basis_rl.functional.packing import pack_rows
+from basis_rl.run.seams import attributes
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.packing import Method, enable_packing, positions_of
 from basis_rl.trainer.scoring import HiddenStates, random_numbers_kept
@@ -47,7 +47,8 @@ class Critic:
         self.hidden = HiddenStates(policy) if baseline.reads_hidden_states else None
         device = accelerator.device
         # The same weights on every rank, and the run's random numbers as they would be without a critic.
-        with random_numbers_kept(device), _not_sharded():
+        # Without its configuration of DeepSpeed, transformers loads a model whole, under ZeRO-3 as well.
+        with random_numbers_kept(device), attributes(deepspeed, _hf_deepspeed_config_weak_ref=None):
             torch.manual_seed(args.seed)
             self.module = baseline.build_module(policy, tokenizer)
         self.method = _method_of(self.module, args)
@@ -214,14 +215,3 @@ def _method_of(module: nn.Module, args: BasisConfig) -> Method | None:
     if backbone is None or not {"packing", "position_ids"} <= set(taken):
         return None
     return enable_packing(backbone, args)
-
-
-@contextmanager
-def _not_sharded() -> Iterator[None]:
-    """Within it transformers loads models whole, though DeepSpeed's ZeRO-3 is configured."""
-    kept = deepspeed._hf_deepspeed_config_weak_ref
-    deepspeed._hf_deepspeed_config_weak_ref = None
-    try:
-        yield
-    finally:
-        deepspeed._hf_deepspeed_config_weak_ref = kept

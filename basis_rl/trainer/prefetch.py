@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-Rows = list[dict[str, Any]]
 
-
+@dataclass
 class Prefetch:
     """Asks the vLLM server for generation batch k + 1 as soon as it has the weights for it, before k is trained on.
 
@@ -27,19 +27,11 @@ class Prefetch:
         is_main: whether this is the main process, which logs.
     """
 
-    def __init__(
-        self,
-        engine: Any,
-        rows: Callable[[int], Rows],
-        tokenize: Callable[[list[Any]], list[list[int]]],
-        *,
-        is_main: bool,
-    ) -> None:
-        self.engine = engine
-        self.rows = rows
-        self.tokenize = tokenize
-        self.is_main = is_main
-        self._generated = -1
+    engine: Any
+    rows: Callable[[int], list[dict[str, Any]]]
+    tokenize: Callable[[list[Any]], list[list[int]]]
+    is_main: bool
+    _generated: int = field(default=-1, init=False)
 
     def after_generation(self, number: int, last: int, num_generations: int, step: int) -> dict[str, float]:
         """Ask for the next batch, if the run has one.
@@ -79,7 +71,3 @@ class Prefetch:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`'s result."""
         self.engine.set_ahead(state["ahead"])
-
-    def drop(self) -> None:
-        """Forget the request that is under way."""
-        self.engine.set_ahead(None)

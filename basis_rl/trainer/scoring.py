@@ -279,11 +279,6 @@ class EvalScores:
         return found
 
 
-def of_set(metrics: dict[str, Any], name: str) -> dict[str, Any]:
-    """The metrics of one of several evaluation sets under its name; TRL logs all sets under the same names."""
-    return {f"{name}_{key}": value for key, value in metrics.items()} if name else dict(metrics)
-
-
 @contextmanager
 def random_numbers_kept(device: torch.device) -> Iterator[None]:
     """After it every generator of random numbers is where it was before."""

@@ -11,6 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -360,6 +361,7 @@ Generated = tuple[Any, ...]
 _OF_ROLLOUTS = (0, 1, 2, 3, 4, 7)
 
 
+@dataclass
 class Resampling:
     """Replaces groups that the sampler does not keep by other prompts' (DAPO), at most `max_refills` times.
 
@@ -379,23 +381,15 @@ class Resampling:
         weights: ``(F,)`` of the reward functions.
     """
 
-    def __init__(
-        self,
-        selection: Selection,
-        generate: Callable[[list[Any]], Generated],
-        score: Callable[..., Tensor],
-        score_unlogged: Callable[..., Tensor],
-        weights: Tensor,
-    ) -> None:
-        self.selection = selection
-        self.generate = generate
-        self.score = score
-        self.score_unlogged = score_unlogged
-        self.weights = weights
-        self.inputs: list[dict[str, Any]] = []
-        self.rewards: Tensor | None = None
-        # Row of the dataset, and rewards of its group, in the order in which they were discarded.
-        self._discarded: list[tuple[int, Tensor]] = []
+    selection: Selection
+    generate: Callable[[list[Any]], Generated]
+    score: Callable[..., Tensor]
+    score_unlogged: Callable[..., Tensor]
+    weights: Tensor
+    inputs: list[dict[str, Any]] = field(default_factory=list, init=False)
+    rewards: Tensor | None = field(default=None, init=False)
+    # Row of the dataset, and rewards of its group, in the order in which they were discarded.
+    _discarded: list[tuple[int, Tensor]] = field(default_factory=list, init=False)
 
     def generated(self, prompts: list[Any], number: int, extra_logs: Mapping[str, list[Any]]) -> Generated:
         """TRL's `_generate` of `prompts`; refused groups are replaced in its result, in `prompts` and in ``inputs``.

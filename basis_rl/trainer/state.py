@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from basis_rl.data.prompts import IMAGES
 from basis_rl.engine.template_day import template_day
 from basis_rl.identity import ID_SCHEME, check_scheme, written
 from basis_rl.run.artefacts import differences, write_whole
-from basis_rl.samplers import PromptSampler, sampler_name
-from basis_rl.trainer.config import BasisConfig, changed_settings
+from basis_rl.samplers import sampler_name
+from basis_rl.trainer.config import changed_settings
 from basis_rl.trainer.plan import with_tools
 from basis_rl.types import RolloutBatch
 from basis_rl.values.provenance import fingerprint, rendered_prompt, reward_code, reward_identity
@@ -192,37 +192,26 @@ def _parts_file(folder: str | Path, rank: int) -> Path:
     return Path(folder) / f"phase_{rank}.pt"
 
 
-def settings_of(
-    args: BasisConfig,
-    baseline: Baseline,
-    sampler: PromptSampler,
-    reward_funcs: Sequence[Any],
-    dataset: Any,
-    identity: Mapping[str, Any],
-    tokenizer: Any,
-    base: Mapping[str, Any],
-    tools: Sequence[Any] = (),
-) -> dict[str, Any]:
-    """What decides a run, as JSON without secrets. Call it before training, which may change parameters.
+def settings_of(run: Any, base: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """The settings of `run`, a `BasisTrainer`, that a resume compares with its own, as JSON without secrets.
+
+    Call it before training, which may change parameters.
 
     Args:
-        args: settings of the run.
-        baseline: of the run; likewise `sampler`, `reward_funcs`, `dataset`, `tokenizer`, `base` and `tools`.
-        sampler: see above.
-        reward_funcs: see above.
-        dataset: see above.
-        identity: of the data (`data_identity`).
-        tokenizer: see above.
-        base: the model before the training: `Origin.base`, its ``weights`` (`weights_fingerprint`), and its ``role``,
-            which is what it is still needed for when a run is resumed, None if the checkpoint has all; ``shapes`` is a
-            hash of its parameters' names and shapes.
-        tools: see above.
+        run: the trainer, once it is built.
+        base: the model before the training: `Origin.base`, its ``weights`` (`weights_fingerprint`), ``shapes`` (a hash
+            of its parameters' names and shapes), and its ``role``: what a resumed run still needs it for, None if the
+            checkpoint has everything.
+        tokenizer: of the policy.
 
     Returns:
         ``day``: on which prompts are rendered (`template_day`);
         ``fixed``: what gives the order of the data and the state their meaning, so that a resume must have the same;
-        ``free``: the rest, of which a resume tells what differs; ``data`` and ``base``: as they were given.
+        ``free``: other settings, of which a resume prints those that differ; ``data``: `_data_identity`; ``base``.
     """
+    args = run.args
+    baseline = run.baseline
+    sampler = run.sampler
     fixed = {
         "seed": args.seed,
         "data_seed": args.data_seed,
@@ -233,29 +222,24 @@ def settings_of(
         **{f"baseline.{name}": as_json(value) for name, value in baseline.parameters.items()},
         "prompt_sampler": sampler_name(sampler),
         **{f"prompt_sampler.{name}": as_json(value) for name, value in sampler.parameters.items()},
-        _PROMPTS: _rendered(dataset, args, tokenizer, tools),
-        "reward": reward_identity(reward_funcs, args.reward_weights),
-        _CODE: reward_code(reward_funcs),
+        _PROMPTS: _rendered(run, tokenizer),
+        "reward": reward_identity(run.functions, args.reward_weights),
+        _CODE: reward_code(run.functions),
     }
     free = {key: value for key, value in changed_settings(args, defaults=True).items() if key not in _BESIDE}
-    free["modules of the reward"] = [getattr(func, "__module__", None) for func in reward_funcs]
+    free["modules of the reward"] = [getattr(func, "__module__", None) for func in run.functions]
     free["ranks"] = args.world_size
     free["objective"] = [args.loss_type, args.importance_sampling_level]
-    found = {"fixed": fixed, "free": free, "data": identity, "base": base, "day": template_day()}
+    found = {"fixed": fixed, "free": free, "data": _data_identity(run), "base": base, "day": template_day()}
     return json.loads(json.dumps(found, default=as_json))
 
 
-def data_identity(dataset: Any, prompts: str | None, reads: Collection[str] | None) -> dict[str, Any]:
-    """Which rows are trained on: their prompts (`dataset_identity`), a hash of each column, and which of them count.
-
-    Args:
-        dataset: a stream's columns are not known, and images are not read.
-        prompts: the hash of the prompts.
-        reads: the columns that decide about the rewards (`Plan.reads`); None for all.
-    """
-    columns = _columns(dataset) if isinstance(dataset, Dataset) else None
-    counting = None if reads is None else sorted({*reads, _GOLD})
-    return {"dataset": prompts, "id_scheme": ID_SCHEME, "columns": columns, "reads": counting}
+def _data_identity(run: Any) -> dict[str, Any]:
+    """Which rows are trained on: their prompts (`dataset_identity`), a hash of each column (None for a stream), and the
+    columns that decide about the rewards (`Plan.reads`; None for all)."""
+    columns = _columns(run.train_dataset) if isinstance(run.train_dataset, Dataset) else None
+    reads = None if run.reads is None else sorted({*run.reads, _GOLD})
+    return {"dataset": run.dataset_identity, "id_scheme": ID_SCHEME, "columns": columns, "reads": reads}
 
 
 def _columns(dataset: Dataset) -> dict[str, str]:
@@ -267,11 +251,12 @@ def _columns(dataset: Dataset) -> dict[str, str]:
     return {name: digest.hexdigest()[:16] for name, digest in digests.items()}
 
 
-def _rendered(dataset: Any, args: BasisConfig, tokenizer: Any, tools: Sequence[Any]) -> str | None:
+def _rendered(run: Any, tokenizer: Any) -> str | None:
     """A hash over the first prompts in the chat template; None for a stream, or what no template takes."""
+    dataset = run.train_dataset
     if not isinstance(dataset, Dataset):
         return None
-    template = with_tools(args, tools)
+    template = with_tools(run.args, run.tools or [])
     rows = dataset.select(range(min(_RENDERED, len(dataset))))
     try:
         return fingerprint("\n".join(rendered_prompt(row["prompt"], tokenizer, template) for row in rows))

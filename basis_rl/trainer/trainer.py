@@ -38,6 +38,7 @@ from basis_rl.data import problem_text
 from basis_rl.engine.local import StopStrings, declared_ends, generating_by
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
+from basis_rl.functional.kl import kl_estimate
 from basis_rl.identity import row_id
 from basis_rl.names import refuse_unknown, require_extra
 from basis_rl.objectives import AnyObjective, LossInputs, objective_name
@@ -70,7 +71,7 @@ from basis_rl.trainer.gather import gather_batch, local_rows, prompt_ids_of
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.logs import distinct, of_kind, per_rollout, rollout_rows, set_aside, without_infinities
-from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, kl_penalty, token_means
+from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, token_means
 from basis_rl.trainer.model_check import check_trained, copy_reference, refuse_sharded_reference, warn_of_rounding
 from basis_rl.trainer.packing import Scorer, enable_packing, has_dropout, reordered
 from basis_rl.trainer.plan import Plan, check_token_advantages, check_with_model, plan_run, reward_range_of, with_data
@@ -84,7 +85,6 @@ from basis_rl.trainer.scoring import (
     RolloutCorrection,
     ScoringPass,
     correction_metrics,
-    of_set,
     random_numbers_kept,
     rollout_mismatch,
     rollout_weights,
@@ -94,7 +94,6 @@ from basis_rl.trainer.shards import policy_is_sharded
 from basis_rl.trainer.state import (
     PendingBatches,
     compare_settings,
-    data_identity,
     dataset_identity,
     load_baseline,
     load_parts,
@@ -110,7 +109,7 @@ from basis_rl.trainer.state import (
     saved_settings,
     settings_of,
 )
-from basis_rl.trainer.step_time import StepTimer, imbalance, padding_share
+from basis_rl.trainer.step_time import StepTimer, padding_metrics
 from basis_rl.trainer.turns import Turns, reading_calls
 from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values.provenance import fingerprint, weights_fingerprint
@@ -153,7 +152,7 @@ class BasisTrainer(GRPOTrainer):
     _name = "BASIS"
     generation_config: Any
     rollout_func: Any
-    _reads: frozenset[str] | None = frozenset()
+    reads: frozenset[str] | None = frozenset()
     reward_func_names: list[str]
     eos_token_ids: list[int]
     _guarded: list[Any]
@@ -189,7 +188,7 @@ class BasisTrainer(GRPOTrainer):
         self.objective = plan.objective
         self.sampler = plan.sampler
         self._reward_range = reward_range_of(plan)
-        self._reads = plan.reads
+        self.reads = plan.reads
         self.publisher = Publisher(args)
         # Grading processes start while the model is loaded.
         for reward in plan.reward_funcs:
@@ -236,7 +235,7 @@ class BasisTrainer(GRPOTrainer):
         self._build_selection()
         # Taken now, because training changes weights and parameters.
         self._base = self._base_now()
-        self._settings = self._settings_now()
+        self._settings = settings_of(self, self._base, self._tokenizer)
 
     def _base_now(self) -> dict[str, Any]:
         args = self.args
@@ -248,19 +247,6 @@ class BasisTrainer(GRPOTrainer):
         # ZeRO-3 leaves empty tensors, with the full shape in an attribute.
         shapes = [(name, *getattr(weight, "ds_shape", weight.shape)) for name, weight in self.model.named_parameters()]
         return {**self.origin.base, "weights": weights, "shapes": fingerprint(str(shapes)), "role": role}
-
-    def _settings_now(self) -> dict[str, Any]:
-        return settings_of(
-            self.args,
-            self.baseline,
-            self.sampler,
-            self._functions,
-            self.train_dataset,
-            data_identity(self.train_dataset, self.dataset_identity, self._reads),
-            self._tokenizer,
-            self._base,
-            self.tools or [],
-        )
 
     def _build_generation(self) -> None:
         args = self.args
@@ -297,10 +283,10 @@ class BasisTrainer(GRPOTrainer):
         args = self.args
         accelerator = self.accelerator
         self._guard = RewardGuard(accelerator)
-        self.reward_funcs = self._functions
+        self.reward_funcs = self.functions
         self._rewards_per_func: Tensor | None = None
         self._uniform = UniformRewards(args.max_uniform_batches)
-        boxes = reads_boxes(self._functions)
+        boxes = reads_boxes(self.functions)
         self._first = FirstRollouts(self.eos_token_ids, args.max_completion_length, boxes=boxes)
         self._drawn: list[Rollout] = []
         self._kept_rollouts = KeptRollouts(str(args.output_dir), args.keep_rollouts_mb)
@@ -359,7 +345,7 @@ class BasisTrainer(GRPOTrainer):
         return min(each) if whole and free and self.top_entropy_quantile == 1.0 and not self.aux_loss_enabled else 0
 
     def _build_selection(self) -> None:
-        ids = prompt_ids_of(self.train_dataset, self._reads)
+        ids = prompt_ids_of(self.train_dataset, self.reads)
         self.dataset_identity = dataset_identity(ids)
         self._epoch_order: tuple[int, list[int]] = (-1, [])
         self.selection: Selection | None = None
@@ -410,9 +396,7 @@ class BasisTrainer(GRPOTrainer):
             self._eval_scores.add(gather_object(self._ids(inputs)), self._total(), self.num_generations_eval)
             return output
         self._log_mismatch(output)
-        self.log_metric("padding/share", padding_share(output, self.accelerator))
-        if self.accelerator.num_processes > 1:
-            self.log_metric("padding/imbalance", imbalance(output, self.accelerator))
+        self._log_all(padding_metrics(output, self.accelerator))
         if self.use_vllm:
             self.log_metric("rollout/sync_error", self.vllm_generation.sync_error)
         output["advantages"] = self._advantages(inputs, output)
@@ -429,7 +413,7 @@ class BasisTrainer(GRPOTrainer):
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def _ids(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        return [row_id(row, self._reads) for row in rows]
+        return [row_id(row, self.reads) for row in rows]
 
     def rows(self, number: int) -> list[dict[str, Any]]:
         """This rank's rows of the generation batch with that number, counted from the start of training. In dataset
@@ -545,7 +529,7 @@ class BasisTrainer(GRPOTrainer):
 
     @reward_funcs.setter
     def reward_funcs(self, functions: list[Any]) -> None:
-        self._functions = functions
+        self.functions = functions
         # While TRL's constructor runs there is no guard yet.
         guard = getattr(self, "_guard", None)
         self._guarded = functions if guard is None else guard.guarded(functions, self.reward_func_names)
@@ -635,7 +619,7 @@ class BasisTrainer(GRPOTrainer):
 
     def _kl_in_reward(self, output: dict[str, Any]) -> Tensor:
         """``(B, T)`` penalty of each token, ``beta * KL(pi_old || pi_ref)`` (REINFORCE++ Eq. 4); logs ``kl``."""
-        penalty = kl_penalty(self.args, self._old_log_probs(output), output)
+        penalty = kl_estimate(self._old_log_probs(output), output["ref_per_token_logps"], self.args.kl_estimator)
         self._log_all(token_means(self.accelerator, {"kl": penalty}, action_mask(output)))
         return self.args.beta * penalty
 
@@ -710,8 +694,7 @@ class BasisTrainer(GRPOTrainer):
         return result
 
     def _log_advantages(self, batch: RolloutBatch, values: Tensor, metrics: dict[str, float]) -> None:
-        for key, value in metrics.items():
-            self.log_metric(key, value)
+        self._log_all(metrics)
         # With one rollout per prompt TRL's share is always 1.0; `advantages/zero` has the true one.
         if self.num_generations == 1:
             self._metrics["train"].pop("frac_reward_zero_std", None)
@@ -742,8 +725,8 @@ class BasisTrainer(GRPOTrainer):
         column = self.args.difficulty_column
         if column is None:
             return
-        for name, value in mean_by(gather_object([str(row[column]) for row in inputs]), rewards).items():
-            self.log_metric(f"reward/{column}/{name}", value)
+        means = mean_by(gather_object([str(row[column]) for row in inputs]), rewards)
+        self._log_all({f"reward/{column}/{name}": value for name, value in means.items()})
 
     # Loss and update.
 
@@ -758,17 +741,14 @@ class BasisTrainer(GRPOTrainer):
 
     def _own_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """TRL's loss without its KL term, and our terms, from one scoring pass."""
-        self._scored = []
-        try:
-            # With beta 0 TRL leaves out its own KL term; `terms` adds ours.
-            given = self.policy_loss.for_trl(inputs)
-            if self._in_loss is not None:
-                self._in_loss.append(given)
-            with attributes(self, beta=0.0):
-                loss: Tensor = super()._compute_loss(model, given)
-            ((log_probs, entropy),) = self._scored
-        finally:
-            self._scored = None
+        given = self.policy_loss.for_trl(inputs)
+        if self._in_loss is not None:
+            self._in_loss.append(given)
+        scored: list[tuple[Tensor, Tensor]] = []
+        # With beta 0 TRL leaves out its own KL term; `terms` adds ours.
+        with attributes(self, beta=0.0, _scored=scored):
+            loss: Tensor = super()._compute_loss(model, given)
+        ((log_probs, entropy),) = scored
         accumulation = float(self.current_gradient_accumulation_steps) if self.model.training else None
         terms, metrics = self.policy_loss.terms(
             inputs, log_probs, entropy, lambda given: self._token_masks(given, inputs), accumulation
@@ -857,7 +837,8 @@ class BasisTrainer(GRPOTrainer):
             stack.enter_context(naming_lost_peers())
             # First the folder: a run that may not write must not take the server from another one.
             run = stack.enter_context(held(place))
-            stack.enter_context(self._server_held(run))
+            if self.use_vllm:
+                stack.enter_context(self.vllm_generation.held(run, place))
             stack.enter_context(self.stop_on_signal.listening())
             found = on_main_process(lambda: self._start(resume_from_checkpoint))
             self.spending = Spending()
@@ -866,26 +847,19 @@ class BasisTrainer(GRPOTrainer):
                 return super().train(resume_from_checkpoint=found, **kwargs)
             # Raised on every rank.
             except StopAsked:
-                return self._stopped_between_steps()
+                # The signal came while a server was waited for.
+                self.stop_on_signal.stopped = True
+                self._save_last_step()
+                self.publisher.finish()
+                return TrainOutput(self.state.global_step, 0.0, {})
             except _FAILURES as error:
-                lost = not isinstance(error, NonFiniteGradients)
-                if lost:
+                if not isinstance(error, NonFiniteGradients):
                     self._save_last_step()
                 # All ranks wait together: launchers kill the others when the first one ends.
                 self.publisher.finish()
                 raise
             finally:
                 self.publisher.wait_for_own()
-
-    def _server_held(self, run: str) -> AbstractContextManager[None]:
-        return self.vllm_generation.held(run, str(self.args.output_dir)) if self.use_vllm else nullcontext()
-
-    def _stopped_between_steps(self) -> TrainOutput:
-        """End a run that was asked to stop while it waited for a server: the last whole step is saved."""
-        self.stop_on_signal.stopped = True
-        self._save_last_step()
-        self.publisher.finish()
-        return TrainOutput(self.state.global_step, 0.0, {})
 
     def watch_server(self, given_up: Callable[[], bool]) -> None:
         """Stop waiting for a failed vLLM server when `given_up` says that it will not be started again."""
@@ -919,7 +893,7 @@ class BasisTrainer(GRPOTrainer):
         day = saved_day(folder)
         if day is not None and day != template_day():
             use_day(day)
-            self._settings = self._settings_now()
+            self._settings = settings_of(self, self._base, self._tokenizer)
         lines = compare_settings(folder, self._settings, self.args.allow_changed_settings)
         first = saved_settings(folder).get("base")
         if first and not self._base["role"]:
@@ -942,7 +916,7 @@ class BasisTrainer(GRPOTrainer):
         if saved or self.args.save_strategy == "no" or self.state.global_step == 0:
             return
         if self._prefetch is not None:
-            self._prefetch.drop()
+            self._prefetch.load_state_dict({"ahead": None})
         # Back to the end of that step: the state has moved on since.
         self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn = self._last_step
         self._pending.forget(self._generation_batch)
@@ -950,21 +924,18 @@ class BasisTrainer(GRPOTrainer):
             self._critic.forget(self._generation_batch)
         self._save_checkpoint(self.model_wrapped, trial=None)
 
-    def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochIndices:
-        repeat_count = self.num_iterations * self.args.steps_per_generation
-        return self._sampler(dataset, lambda: int(self.state.epoch or 0), repeat_count)
-
     def epoch_order(self, epoch: int) -> EpochIndices:
         """Indices of an epoch's rollouts into the dataset, each once, in the order in which they are generated."""
-        return self._sampler(None, lambda: epoch, 1)
+        return self._get_train_sampler(epoch=epoch)
 
-    def _sampler(self, dataset: Dataset | None, epoch: Callable[[], int], repeat_count: int) -> EpochIndices:
+    def _get_train_sampler(self, dataset: Dataset | None = None, epoch: int | None = None) -> EpochIndices:
         return EpochIndices(
-            epoch=epoch,
+            epoch=lambda: int(self.state.epoch or 0) if epoch is None else epoch,
             data_source=self.train_dataset if dataset is None else dataset,
             mini_repeat_count=self.num_generations,
             batch_size=self.args.generation_batch_size // self.num_generations,
-            repeat_count=repeat_count,
+            # The data loader reads a generation batch once for each micro-batch that is trained on.
+            repeat_count=self._generate_every if epoch is None else 1,
             shuffle=self.shuffle_dataset,
             seed=self.args.seed,
         )
@@ -979,11 +950,8 @@ class BasisTrainer(GRPOTrainer):
         self._eval_name = metric_key_prefix.removeprefix("eval").removeprefix("_")
         logs = {name: of_kind(rows, self.args.generation_batch_size) for name, rows in self._logs.items()}
         table = Path(str(self.args.output_dir)) / "completions" / f"completions_{self.state.global_step:05d}.parquet"
-        several = isinstance(
-            self.eval_dataset if eval_dataset is None else eval_dataset,
-            dict,
-            # Of several sets, transformers evaluates each by a call of its own.
-        )
+        # For several sets, transformers calls this method again for each.
+        several = isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict)
         mine = table if self.accelerator.is_main_process and self.log_completions and not several else None
         with (
             random_numbers_kept(self.accelerator.device),
@@ -998,9 +966,10 @@ class BasisTrainer(GRPOTrainer):
         if not self.model.training:
             metrics = self._metrics["eval"]
             metrics.update({key: [value] for key, value in self._eval_scores.take(self.num_generations_eval).items()})
-            named = of_set(metrics, self._eval_name)
-            metrics.clear()
-            metrics.update(named)
+            if self._eval_name:
+                # TRL logs the metrics of every evaluation set under the same names.
+                for key in list(metrics):
+                    metrics[f"{self._eval_name}_{key}"] = metrics.pop(key)
         # The log has the totals of the run already, and these belong to no step.
         if self.was_finished and "train_runtime" in logs:
             return
@@ -1193,23 +1162,7 @@ class BasisTrainer(GRPOTrainer):
         self, model_name: str | None = None, dataset_name: str | None = None, tags: Iterable[str] = ()
     ) -> RunInfo:
         """What ``run.json`` and the model card tell about the run as it stands; see `create_model_card`."""
-        return run_info(
-            args=self.args,
-            state=self.state,
-            origin=self.origin,
-            accelerator=self.accelerator,
-            model=self.model,
-            baseline=self.baseline,
-            sampler=self.sampler,
-            reward_funcs=self._functions,
-            train_dataset=self.train_dataset,
-            rollouts=self.spending.rollouts,
-            stopped=self.stop_on_signal.stopped,
-            model_name=model_name or self.publisher.hub.name.split("/")[-1],
-            hub_model_id=self.hub_model_id,
-            dataset_name=dataset_name,
-            tags=tags,
-        )
+        return run_info(self, model_name or self.publisher.hub.name.split("/")[-1], dataset_name, tags)
 
     def create_model_card(
         self,
