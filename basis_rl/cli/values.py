@@ -24,7 +24,8 @@ from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.objects import build_rewards
 from basis_rl.run.artefacts import METADATA
-from basis_rl.trainer.plan import Plan, check_kwargs, check_temperature, check_with_model, sampling_of, with_data
+from basis_rl.trainer.generation_check import check_generation
+from basis_rl.trainer.plan import Plan, check_temperature, check_with_model, sampling_of, with_data
 from basis_rl.values import ValueTable
 from basis_rl.values.build import TablePlan, build_table, merge_shards, use_first_day
 from basis_rl.values.kept import KeptSource, kept_folder
@@ -181,7 +182,7 @@ def prepare(recipe: Recipe) -> Job:
     _check_hub(run.values_push_to_hub, args.hub_token)
     run_plan = Plan(args, reward_funcs=build_rewards(recipe))
     check_temperature(run_plan)
-    check_kwargs(run_plan)
+    check_generation(args)
     config, tokenizer = load_config_and_tokenizer(recipe.model, args)
     partial = output.with_name(f"{output.name}.partial")
     kept = KeptSource(kept_folder(output), config, tokenizer) if run.values_regrade else None

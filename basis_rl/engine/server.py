@@ -218,7 +218,7 @@ class Server:
         assert self.process is not None, "not started"
         deadline = time.monotonic() + self.start_timeout
         try:
-            while not self.is_healthy():
+            while not self.client.is_healthy(2.0):
                 code = self.process.poll()
                 if code is not None:
                     raise self._failure(f"ended with exit code {code}")
@@ -256,10 +256,6 @@ class Server:
             return ServerError(f"{text}.")
         last = log.read_text(errors="replace").splitlines()[-15:]
         return ServerError("\n".join([f"{text}. The end of {log}:", *last]))
-
-    def is_healthy(self, timeout: float = 2.0) -> bool:
-        """Whether ``/health`` answers."""
-        return self.client.is_healthy(timeout)
 
     def stop(self) -> None:
         """Send SIGTERM, and after a while SIGKILL to those of its processes that are left."""

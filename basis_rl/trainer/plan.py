@@ -13,7 +13,7 @@ import inspect
 import logging
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -36,7 +36,6 @@ from basis_rl.baselines import (
     LearnedBaseline,
     NoBaseline,
     baseline_name,
-    build_baseline,
 )
 from basis_rl.data import problem_text
 from basis_rl.data.prompts import IMAGES, TAKEN
@@ -44,6 +43,7 @@ from basis_rl.engine import Sampling
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.names import Mistakes, kind_of
 from basis_rl.objectives import OBJECTIVES, AnyObjective, TrlObjective, for_token_advantages, objective_name
+from basis_rl.registry import build
 from basis_rl.rewards.base import check_reward_columns, declared_range, read_columns
 from basis_rl.rewards.golds import invalid_golds, without_invalid_golds
 from basis_rl.rewards.registry import REWARDS, build_reward
@@ -53,12 +53,7 @@ from basis_rl.samplers import SAMPLERS, PromptSampler, build_sampler, sampler_na
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.gather import prompt_ids_of
 from basis_rl.trainer.generation_check import check_generation, check_truncated_sampling, generation_kwargs_of
-from basis_rl.trainer.prompt_check import (
-    check_prompts,
-    check_template,
-    first_rows,
-    render_prompt,
-)
+from basis_rl.trainer.prompt_check import check_prompts, check_template, first_rows, render_prompt
 from basis_rl.trainer.tool_check import as_functions, check_tools
 from basis_rl.types import SIGNALS, RunContext
 from basis_rl.values.provenance import fingerprint, run_provenance
@@ -178,9 +173,9 @@ def plan_run(
     args, found = with_objective(as_config(args, model), objective)
     plan = Plan(
         args=args,
-        baseline=as_baseline(baseline),
+        baseline=as_object("baseline", baseline, BASELINES, Baseline),
         objective=found,
-        sampler=as_sampler(prompt_sampler),
+        sampler=as_object("prompt_sampler", prompt_sampler, SAMPLERS, PromptSampler),
         reward_funcs=as_rewards(reward_funcs, args),
         kwargs={**kwargs, "tools": as_functions(kwargs.get("tools")) or None},
     )
@@ -303,16 +298,6 @@ def check_temperature(plan: Plan) -> None:
             f"temperature is {plan.args.temperature:g}: all rollouts of a prompt would be the same, and the loss "
             "divides by it. Take 1.0, or another value above 0."
         )
-
-
-def check_kwargs(plan: Plan) -> None:
-    """`generation_kwargs` do not contradict the settings."""
-    check_generation(plan.args)
-
-
-def check_vocabulary(plan: Plan) -> None:
-    """Rollouts are drawn from the vocabulary that the loss scores."""
-    check_truncated_sampling(plan.args)
 
 
 # What no run can have, and the way out.
@@ -514,8 +499,8 @@ OF_SETTINGS: tuple[Check, ...] = (
     check_reporters,
     check_values,
     check_temperature,
-    check_kwargs,
-    check_vocabulary,
+    lambda plan: check_generation(plan.args),
+    lambda plan: check_truncated_sampling(plan.args),
     check_optimizer,
     check_folder,
     check_baseline_needs,
@@ -686,11 +671,6 @@ def check_prefetch(plan: Plan) -> None:
         raise ValueError("async_prefetch does not work with images: leave it out.")
 
 
-def check_tool_data(plan: Plan) -> None:
-    """Prompts and chat template work with tools."""
-    check_tools(plan.tools, plan.tokenizer, plan.train_dataset, plan.args, plan.args.world_size)
-
-
 DATA: tuple[Check, ...] = (
     check_sampler_data,
     check_columns,
@@ -699,7 +679,7 @@ DATA: tuple[Check, ...] = (
     name_leftovers,
     check_eval_data,
     check_prefetch,
-    check_tool_data,
+    lambda plan: check_tools(plan.tools, plan.tokenizer, plan.train_dataset, plan.args),
     check_rows,
     check_templates,
 )
@@ -830,44 +810,27 @@ def as_config(args: BasisConfig | None, model: Any) -> BasisConfig:
     if args is None:
         name = model if isinstance(model, str) else model.config._name_or_path
         return BasisConfig(f"{name.rstrip('/').split('/')[-1]}-BASIS")
-    _refuse_class("args", args, ())
+    _refuse_class("args", args, {})
     if not isinstance(args, BasisConfig):
         raise ValueError(f"args must be a BasisConfig, got {type(args).__name__}; it takes the same settings.")
     return args
 
 
-def as_baseline(baseline: str | Baseline) -> Baseline:
-    """The baseline by its registered name, or the object.
+def as_object(what: str, given: Any, known: Mapping[str, type], base: type) -> Any:
+    """A baseline or a prompt sampler: by its registered name, as ``module:Class``, or the object itself.
 
     Raises:
-        ValueError: an unknown name, a class, or an object that is not a baseline.
+        ValueError: an unknown name, a class, or an object that is none of a subclass of `base`.
     """
-    if isinstance(baseline, str):
-        return build_baseline(baseline)
-    _refuse_class("baseline", baseline, [name for name, kind in BASELINES.items() if kind is baseline])
-    if not isinstance(baseline, Baseline):
+    if isinstance(given, str):
+        return build(what, known, base, given, {})
+    _refuse_class(what, given, known)
+    if not isinstance(given, base):
         raise ValueError(
-            f"baseline must be a registered name or an object of a subclass of basis_rl.Baseline, got a "
-            f"{type(baseline).__name__}."
+            f"{what} must be a name ({', '.join(known)}), 'module:Class' or an object of a subclass of "
+            f"{base.__name__}, got {kind_of(given)}."
         )
-    return baseline
-
-
-def as_sampler(sampler: str | PromptSampler) -> PromptSampler:
-    """The prompt sampler by its name, or the object.
-
-    Raises:
-        ValueError: an unknown name, a class, or an object that is not a prompt sampler.
-    """
-    if isinstance(sampler, str):
-        return build_sampler(sampler)
-    _refuse_class("prompt_sampler", sampler, [name for name, kind in SAMPLERS.items() if kind is sampler])
-    if not isinstance(sampler, PromptSampler):
-        raise ValueError(
-            f"prompt_sampler must be a name ({', '.join(SAMPLERS)}), 'module:Class' or an object, got "
-            f"{type(sampler).__name__}."
-        )
-    return sampler
+    return given
 
 
 def as_rewards(reward_funcs: Any, args: BasisConfig) -> list[Any]:
@@ -886,7 +849,7 @@ def as_rewards(reward_funcs: Any, args: BasisConfig) -> list[Any]:
 
 def _as_reward(given: Any, args: BasisConfig) -> Any:
     if not isinstance(given, str):
-        _refuse_class("reward_funcs", given, [name for name, kind in REWARDS.items() if kind is given])
+        _refuse_class("reward_funcs", given, REWARDS)
         return given
     # TRL loads reward models itself.
     if "/" in given or Path(given).is_dir():
@@ -923,9 +886,9 @@ def as_dataset(rows: Any, what: str) -> Any:
     return Dataset.from_list([dict(row) for row in rows])
 
 
-def _refuse_class(what: str, given: Any, names: Collection[str]) -> None:
-    """Raise ValueError for a class where an object is needed; `names` are what it is registered as."""
+def _refuse_class(what: str, given: Any, known: Mapping[str, Any]) -> None:
+    """Raise ValueError for a class where an object is needed; `known` has the registered classes by name."""
     if isinstance(given, type):
         name = given.__name__
-        registered = "".join(f", or its name '{each}'" for each in names)
+        registered = "".join(f", or its name '{key}'" for key, kind in known.items() if kind is given)
         raise ValueError(f"{what} must be an object, and {name} is a class: give {name}(...){registered}.")

@@ -63,13 +63,13 @@ from basis_rl.run.run_lock import check_place, end_with_launcher, held
 from basis_rl.run.seams import attributes
 from basis_rl.run.usage import Spending
 from basis_rl.samplers import PromptSampler, ValueBelief
+from basis_rl.trainer import state as run_state
 from basis_rl.trainer.config import BasisConfig, without_secrets
-from basis_rl.trainer.critic import Critic
+from basis_rl.trainer.critic import Critic, policy_is_sharded
 from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
 from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout, reads_boxes
 from basis_rl.trainer.gather import gather_batch, local_rows, prompt_ids_of
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
-from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.logs import distinct, of_kind, per_rollout, rollout_rows, set_aside, without_infinities
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, token_means
 from basis_rl.trainer.model_check import check_trained, copy_reference, refuse_sharded_reference, warn_of_rounding
@@ -77,7 +77,7 @@ from basis_rl.trainer.packing import Scorer, enable_packing, has_dropout, reorde
 from basis_rl.trainer.plan import Plan, check_token_advantages, check_with_model, plan_run, reward_range_of, with_data
 from basis_rl.trainer.prefetch import Prefetch
 from basis_rl.trainer.publish import Origin, Publisher, run_info
-from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, total_rewards
+from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, greedy_rewards, total_rewards
 from basis_rl.trainer.scoring import (
     EnergyRecorder,
     EvalScores,
@@ -90,25 +90,6 @@ from basis_rl.trainer.scoring import (
     rollout_weights,
 )
 from basis_rl.trainer.selection import Coverage, EpochIndices, Resampling, Selection
-from basis_rl.trainer.shards import policy_is_sharded
-from basis_rl.trainer.state import (
-    PendingBatches,
-    compare_settings,
-    dataset_identity,
-    load_baseline,
-    load_parts,
-    load_reference,
-    loop_state,
-    refuse_repeated_stream,
-    resumed_step,
-    save_baseline,
-    save_parts,
-    save_reference,
-    save_settings,
-    saved_day,
-    saved_settings,
-    settings_of,
-)
 from basis_rl.trainer.step_time import StepTimer, padding_metrics
 from basis_rl.trainer.turns import Turns, reading_calls
 from basis_rl.types import Advantages, RolloutBatch
@@ -150,17 +131,7 @@ class BasisTrainer(GRPOTrainer):
 
     _tag_names = ("trl", "basis-rl")
     _name = "BASIS"
-    generation_config: Any
-    rollout_func: Any
     reads: frozenset[str] | None = frozenset()
-    reward_func_names: list[str]
-    eos_token_ids: list[int]
-    _guarded: list[Any]
-    _logs: Any
-    _pending_extra_logs: Any
-    _pending_metrics: Any
-    _buffered_inputs: Any
-    _step: int
 
     def __init__(
         self,
@@ -224,7 +195,7 @@ class BasisTrainer(GRPOTrainer):
         self.spending = Spending()
         self.was_finished = False
         self._generation_batch = 0
-        self._pending = PendingBatches()
+        self._pending = run_state.PendingBatches()
         # Micro-batches, generation batches, rollouts in use and usage after the last whole optimizer step.
         self._last_step: tuple[int, int, Any, tuple[int, int]] = (0, 0, None, (0, 0))
         self.stop_on_signal = StopOnSignal(accelerator)
@@ -235,7 +206,7 @@ class BasisTrainer(GRPOTrainer):
         self._build_selection()
         # Taken now, because training changes weights and parameters.
         self._base = self._base_now()
-        self._settings = settings_of(self, self._base, self._tokenizer)
+        self._settings = run_state.settings_of(self, self._base, self._tokenizer)
 
     def _base_now(self) -> dict[str, Any]:
         args = self.args
@@ -346,7 +317,7 @@ class BasisTrainer(GRPOTrainer):
 
     def _build_selection(self) -> None:
         ids = prompt_ids_of(self.train_dataset, self.reads)
-        self.dataset_identity = dataset_identity(ids)
+        self.dataset_identity = run_state.dataset_identity(ids)
         self._epoch_order: tuple[int, list[int]] = (-1, [])
         self.selection: Selection | None = None
         self._resampling: Resampling | None = None
@@ -873,8 +844,8 @@ class BasisTrainer(GRPOTrainer):
             print(f"Resumed with another setting: {line}.", flush=True)
         if found is not None:
             # Another baseline, or other prompts, are refused before anything is moved.
-            load_baseline(found, self.baseline, self.dataset_identity)
-            refuse_repeated_stream(found, self.train_dataset)
+            run_state.load_baseline(found, self.baseline, self.dataset_identity)
+            run_state.refuse_repeated_stream(found, self.train_dataset)
         moved = checkpoint.make_room(output_dir, found)
         if moved is not None:
             print(f"Moved {len(list(moved.iterdir()))} files and folders of an earlier run into {moved}.", flush=True)
@@ -890,12 +861,12 @@ class BasisTrainer(GRPOTrainer):
         """
         if folder is None:
             return []
-        day = saved_day(folder)
+        day = run_state.saved_day(folder)
         if day is not None and day != template_day():
             use_day(day)
-            self._settings = settings_of(self, self._base, self._tokenizer)
-        lines = compare_settings(folder, self._settings, self.args.allow_changed_settings)
-        first = saved_settings(folder).get("base")
+            self._settings = run_state.settings_of(self, self._base, self._tokenizer)
+        lines = run_state.compare_settings(folder, self._settings, self.args.allow_changed_settings)
+        first = run_state.saved_settings(folder).get("base")
         if first and not self._base["role"]:
             # Nothing needs the base model any more, so the run keeps naming the one that it began with.
             self._settings["base"] = first
@@ -912,8 +883,8 @@ class BasisTrainer(GRPOTrainer):
     def _save_last_step(self) -> None:
         """After a failed generation, save the optimizer step before it, unless that is done already."""
         last = Path(str(self.args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        saved = on_main_process(lambda: checkpoint.is_complete(last))
-        if saved or self.args.save_strategy == "no" or self.state.global_step == 0:
+        whole = on_main_process(lambda: checkpoint.is_complete(last))
+        if whole or self.args.save_strategy == "no" or self.state.global_step == 0:
             return
         if self._prefetch is not None:
             self._prefetch.load_state_dict({"ahead": None})
@@ -997,17 +968,18 @@ class BasisTrainer(GRPOTrainer):
     def _save_parts(self, folder: str) -> None:
         shape = {"ranks": self.accelerator.num_processes, "generate_every": self._generate_every}
         states = {name: part.state_dict() for name, part in self._parts().items()}
-        states["place"] = loop_state(self._step, self._buffered_inputs, self._metrics, **shape)
+        states["place"] = run_state.loop_state(self._step, self._buffered_inputs, self._metrics, **shape)
         if self._prefetch is not None:
             states["prefetch"] = self._prefetch.state_dict(stopping=self.stop_on_signal.stopped)
-        save_parts(folder, self.accelerator.process_index, states)
+        run_state.save_parts(folder, self.accelerator.process_index, states)
 
     def _restore_parts(self, folder: str) -> None:
         """Restore `_save_parts`'s result; a part that the saving run did not have stays as it was built."""
-        states = load_parts(folder, self.accelerator.process_index)
+        states = run_state.load_parts(folder, self.accelerator.process_index)
         if "place" in states:
             place = states["place"]
-            self._step = resumed_step(place, ranks=self.accelerator.num_processes, generate_every=self._generate_every)
+            ranks = self.accelerator.num_processes
+            self._step = run_state.resumed_step(place, ranks=ranks, generate_every=self._generate_every)
             self._buffered_inputs = send_to_device(place["rollouts"], self.accelerator.device)
             for mode, values in place["metrics"].items():
                 self._metrics[mode].update(values)
@@ -1028,7 +1000,7 @@ class BasisTrainer(GRPOTrainer):
                 checkpoint.begin(folder)
             super().save_model(output_dir, _internal_call=_internal_call)
             if _internal_call and self.args.should_save:
-                save_baseline(folder, self.baseline, self._generation_batch, self.dataset_identity)
+                run_state.save_baseline(folder, self.baseline, self._generation_batch, self.dataset_identity)
             if marks:
                 checkpoint.mark_whole(folder)
 
@@ -1036,9 +1008,9 @@ class BasisTrainer(GRPOTrainer):
         super()._save_rng_state(output_dir)
         self._save_parts(output_dir)
         if self.args.should_save:
-            save_settings(Path(output_dir), self._settings)
+            run_state.save_settings(Path(output_dir), self._settings)
             if self.args.sync_ref_model:
-                save_reference(output_dir, self.accelerator.unwrap_model(self.ref_model))
+                run_state.save_reference(output_dir, self.accelerator.unwrap_model(self.ref_model))
         if self._critic is not None:
             self._critic.save(output_dir)
 
@@ -1084,10 +1056,10 @@ class BasisTrainer(GRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint_folder)
         if checkpoint_folder is not None:
-            self._generation_batch = load_baseline(checkpoint_folder, self.baseline, self.dataset_identity)
+            self._generation_batch = run_state.load_baseline(checkpoint_folder, self.baseline, self.dataset_identity)
             self._restore_parts(checkpoint_folder)
             if self.args.sync_ref_model:
-                load_reference(checkpoint_folder, self.accelerator.unwrap_model(self.ref_model))
+                run_state.load_reference(checkpoint_folder, self.accelerator.unwrap_model(self.ref_model))
             if self._critic is not None:
                 self._critic.load(checkpoint_folder)
             self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)

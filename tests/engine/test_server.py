@@ -235,7 +235,7 @@ def test_a_server_has_started_when_it_has_answered(answer, tmp_path, monkeypatch
     options = ServerOptions("me/model", port=0, log=tmp_path / "vllm.log")
     if answer != 500:
         with Server(options) as running:
-            assert running.is_healthy()
+            assert running.client.is_healthy()
         return
     started = Server(options)
     with pytest.raises(ServerError) as caught:
