@@ -14,8 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from basis_rl.cli.main import FAILED, LOST, PEER, STOPPED, fail, notes
 from basis_rl.cli.summary import summary
 from basis_rl.data import GYM_COLUMN
-from basis_rl.engine.server import Server, ServerError
-from basis_rl.engine.supervisor import kept_alive
+from basis_rl.engine.server import Server, ServerError, kept_alive
 from basis_rl.engine.template_day import use_day
 from basis_rl.recipe.build import build_trainer, server_options
 from basis_rl.recipe.file import parse_recipe

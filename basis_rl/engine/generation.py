@@ -699,17 +699,13 @@ def _has_ended(owner: dict[str, Any]) -> bool:
     return owner["pid"] == os.getpid() or not Path(f"/proc/{owner['pid']}").exists()
 
 
-@contextmanager
-def _small_cpu_engine(dtype: str) -> Iterator[None]:
+def _small_cpu_engine(dtype: str) -> AbstractContextManager[None]:
     """Within it TRL builds its engine without compilation, in the trained model's precision, and with a small cache."""
     size = int(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) << 30
     small = partial(vllm_generation.LLM, enforce_eager=True, dtype=dtype, kv_cache_memory_bytes=size)
-    with attributes(vllm_generation, LLM=small):
-        yield
+    return attributes(vllm_generation, LLM=small)
 
 
-@contextmanager
-def checked_generation(settings: SyncSettings) -> Iterator[None]:
+def checked_generation(settings: SyncSettings) -> AbstractContextManager[None]:
     """Within it, TRL's trainer builds a `Generation` where it would build a `VLLMGeneration`."""
-    with attributes(trl.trainer.grpo_trainer, VLLMGeneration=partial(Generation, settings=settings)):
-        yield
+    return attributes(trl.trainer.grpo_trainer, VLLMGeneration=partial(Generation, settings=settings))

@@ -169,16 +169,12 @@ class BasisConfig(GRPOConfig):
             "num_iterations",
             "steps_per_generation",
         )
-        for name in (*counts, "generation_batch_size", "max_completion_length"):
+        least = dict.fromkeys((*counts, "generation_batch_size", "max_completion_length"), 1)
+        least |= dict.fromkeys(("hub_retries", "hub_retry_wait", "keep_rollouts_mb"), 0)
+        for name, bound in least.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
-        if self.hub_retries < 0 or self.hub_retry_wait < 0:
-            raise ValueError(
-                f"hub_retries and hub_retry_wait must be at least 0, got {self.hub_retries}, {self.hub_retry_wait}."
-            )
-        if self.keep_rollouts_mb < 0:
-            raise ValueError(f"keep_rollouts_mb must be at least 0, got {self.keep_rollouts_mb}. 0 keeps none.")
+            if value is not None and value < bound:
+                raise ValueError(f"{name} must be at least {bound}, got {value}.")
         if self.on_invalid_gold not in ("error", "drop"):
             raise ValueError(f"on_invalid_gold must be 'error' or 'drop', got '{self.on_invalid_gold}'.")
         if self.packing not in ("auto", "none"):

@@ -27,16 +27,7 @@ from transformers import AutoModelForCausalLM, Trainer, get_scheduler
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
-from basis_rl.baselines import (
-    BASELINES,
-    Baseline,
-    DrGrpo,
-    Gdpo,
-    Grpo,
-    LearnedBaseline,
-    NoBaseline,
-    baseline_name,
-)
+from basis_rl.baselines import BASELINES, Baseline, DrGrpo, Gdpo, Grpo, LearnedBaseline, NoBaseline, baseline_name
 from basis_rl.data import problem_text
 from basis_rl.data.prompts import IMAGES, TAKEN
 from basis_rl.engine import Sampling
@@ -539,12 +530,8 @@ def check_columns(plan: Plan) -> None:
     dataset = plan.first_rows
     if dataset is None:
         raise ValueError(
-            f"train_dataset must be one Dataset or IterableDataset, got {kind_of(plan.train_dataset)}"
-            + (
-                f" of {', '.join(plan.train_dataset)}: take one of them."
-                if isinstance(plan.train_dataset, dict)
-                else "."
-            )
+            f"train_dataset must be one Dataset or IterableDataset, got {kind_of(plan.train_dataset)}. Of several "
+            "datasets, take one or concatenate them."
         )
     if taken := sorted(TAKEN & set(dataset.column_names)):
         raise ValueError(
@@ -663,12 +650,13 @@ def check_prefetch(plan: Plan) -> None:
     """With ``async_prefetch`` the next batch's request can be known ahead: no stream, no images, single turns."""
     if not plan.args.async_prefetch:
         return
-    turns = _given(plan, "tools", "environment_factory", "rollout_func")
-    if turns or not isinstance(plan.train_dataset, Dataset):
-        what = f"{', '.join(turns)}" if turns else "a streamed dataset"
-        raise ValueError(f"async_prefetch does not work with {what}: leave it out.")
-    if IMAGES & set(plan.train_dataset.column_names):
-        raise ValueError("async_prefetch does not work with images: leave it out.")
+    other = _given(plan, "tools", "environment_factory", "rollout_func")
+    if not isinstance(plan.train_dataset, Dataset):
+        other.append("a streamed dataset")
+    elif IMAGES & set(plan.train_dataset.column_names):
+        other.append("images")
+    if other:
+        raise ValueError(f"async_prefetch does not work with {', '.join(other)}: leave it out.")
 
 
 DATA: tuple[Check, ...] = (

@@ -124,32 +124,14 @@ class PendingBatches:
             self.add(RolloutBatch(**batch), used_up, discarded)
 
 
-def loop_state(
-    step: int, rollouts: Any, metrics: Mapping[str, Mapping[str, Any]], *, ranks: int, generate_every: int
-) -> dict[str, Any]:
-    """Where a rank is in its run, as a checkpoint keeps it.
-
-    A generation batch may serve several optimizer steps. Its rollouts cannot be drawn again, because the policy that
-    drew them is gone, so between two generations they are part of the state.
+def resumed_step(state: Mapping[str, Any], *, ranks: int, generate_every: int) -> int:
+    """The count of micro-batches with which a run of this shape resumes.
 
     Args:
-        step: TRL's count of micro-batches.
-        rollouts: in use.
-        metrics: since the last log, by mode.
-        ranks: of the run.
+        state: ``step`` (TRL's count of micro-batches), ``rollouts`` in use, ``ranks`` and ``generate_every`` of the
+            run that was saved.
+        ranks: of this run.
         generate_every: micro-batches that one generation batch serves.
-    """
-    return {
-        "step": step,
-        "ranks": ranks,
-        "generate_every": generate_every,
-        "rollouts": rollouts if step % generate_every != 0 else None,
-        "metrics": {mode: dict(values) for mode, values in metrics.items()},
-    }
-
-
-def resumed_step(state: Mapping[str, Any], *, ranks: int, generate_every: int) -> int:
-    """The count of micro-batches with which a run of this shape resumes from `loop_state`'s result.
 
     Raises:
         ValueError: it was saved between two generations, by another number of processes or with batches of another

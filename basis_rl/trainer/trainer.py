@@ -43,17 +43,8 @@ from basis_rl.identity import row_id
 from basis_rl.names import refuse_unknown, require_extra
 from basis_rl.objectives import AnyObjective, LossInputs, objective_name
 from basis_rl.report import plot_training
-from basis_rl.run import checkpoint
+from basis_rl.run import checkpoint, errors
 from basis_rl.run.disk import checkpoint_bytes, naming_a_full_disk
-from basis_rl.run.errors import (
-    NonFiniteGradients,
-    RequestRefused,
-    RewardFailed,
-    SelectionFailed,
-    ServerLost,
-    StopAsked,
-    SyncError,
-)
 from basis_rl.run.peers import naming_lost_peers
 from basis_rl.run.progress import newest_rows, use_progress_lines, whole_log
 from basis_rl.run.ranks import gathered, on_main_process
@@ -63,6 +54,7 @@ from basis_rl.run.run_lock import check_place, end_with_launcher, held
 from basis_rl.run.seams import attributes
 from basis_rl.run.usage import Spending
 from basis_rl.samplers import PromptSampler, ValueBelief
+from basis_rl.trainer import scoring
 from basis_rl.trainer import state as run_state
 from basis_rl.trainer.config import BasisConfig, without_secrets
 from basis_rl.trainer.critic import Critic, policy_is_sharded
@@ -78,17 +70,6 @@ from basis_rl.trainer.plan import Plan, check_token_advantages, check_with_model
 from basis_rl.trainer.prefetch import Prefetch
 from basis_rl.trainer.publish import Origin, Publisher, run_info
 from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, greedy_rewards, total_rewards
-from basis_rl.trainer.scoring import (
-    EnergyRecorder,
-    EvalScores,
-    RatioAlarm,
-    RolloutCorrection,
-    ScoringPass,
-    correction_metrics,
-    random_numbers_kept,
-    rollout_mismatch,
-    rollout_weights,
-)
 from basis_rl.trainer.selection import Coverage, EpochIndices, Resampling, Selection
 from basis_rl.trainer.step_time import StepTimer, padding_metrics
 from basis_rl.trainer.turns import Turns, reading_calls
@@ -96,7 +77,10 @@ from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values.provenance import fingerprint, weights_fingerprint
 
 # Raised on every rank at once.
-_FAILURES = (ServerLost, RequestRefused, SyncError, SelectionFailed, RewardFailed, NonFiniteGradients)
+_FAILURES = (
+    *(errors.ServerLost, errors.RequestRefused, errors.SyncError),
+    *(errors.SelectionFailed, errors.RewardFailed, errors.NonFiniteGradients),
+)
 
 
 class BasisTrainer(GRPOTrainer):
@@ -132,6 +116,15 @@ class BasisTrainer(GRPOTrainer):
     _tag_names = ("trl", "basis-rl")
     _name = "BASIS"
     reads: frozenset[str] | None = frozenset()
+    # TRL sets these; mypy does not see it.
+    rollout_func: Any
+    reward_func_names: list[str]
+    eos_token_ids: list[int]
+    _guarded: list[Any]
+    _pending_extra_logs: Any
+    _pending_metrics: Any
+    _buffered_inputs: Any
+    _step: int
 
     def __init__(
         self,
@@ -248,6 +241,7 @@ class BasisTrainer(GRPOTrainer):
                 self.rows,
                 lambda prompts: self._tokenize_prompts(prompts)[0],
                 is_main=self.accelerator.is_main_process,
+                is_stopping=lambda: self.stop_on_signal.stopped,
             )
 
     def _build_scoring(self) -> None:
@@ -257,32 +251,31 @@ class BasisTrainer(GRPOTrainer):
         self.reward_funcs = self.functions
         self._rewards_per_func: Tensor | None = None
         self._uniform = UniformRewards(args.max_uniform_batches)
-        boxes = reads_boxes(self.functions)
-        self._first = FirstRollouts(self.eos_token_ids, args.max_completion_length, boxes=boxes)
+        self._first = FirstRollouts(self.eos_token_ids, args.max_completion_length, boxes=reads_boxes(self.functions))
         self._drawn: list[Rollout] = []
         self._kept_rollouts = KeptRollouts(str(args.output_dir), args.keep_rollouts_mb)
-        self._eval_scores = EvalScores()
+        self._eval_scores = scoring.EvalScores()
         self._eval_name = ""
         self.timer = StepTimer(accelerator, self.model.config, "bfloat16" if args.bf16 else str(self.model.dtype))
         self.packing = enable_packing(self.model, args)
         if self.packing.reason and accelerator.is_main_process:
             print(f"Rollouts are scored with padding: {self.packing.reason}.", flush=True)
-        self._energies: EnergyRecorder | None = None
+        self._energies: scoring.EnergyRecorder | None = None
         if "energies" in self.baseline.requires:
             head = {"temperature": self.temperature, "fp32_head": args.cast_lm_head_to_fp32}
-            self._energies = EnergyRecorder(self.model, **head)
+            self._energies = scoring.EnergyRecorder(self.model, **head)
         self._critic: Critic | None = None
         if isinstance(self.baseline, LearnedBaseline):
             policy = accelerator.unwrap_model(self.model)
             self._critic = Critic(self.baseline, policy, self.processing_class, args, accelerator)
         hidden = self._critic.hidden if self._critic is not None else None
-        self._scoring: list[ScoringPass] = [each for each in (self._energies, hidden) if each is not None]
+        self._scoring: list[scoring.ScoringPass] = [each for each in (self._energies, hidden) if each is not None]
         self.policy_loss = PolicyLoss(self.objective, args, accelerator)
         self._scored: list[tuple[Tensor, Tensor]] | None = None
         # The micro-batch whose loss is computed, and the copy of it that TRL sees.
         self._in_loss: list[dict[str, Any]] | None = None
-        self._alarm = RatioAlarm()
-        self._correction = RolloutCorrection(args) if self._loss_scores_rollouts() else None
+        self._alarm = scoring.RatioAlarm()
+        self._correction = scoring.RolloutCorrection(args) if self._loss_scores_rollouts() else None
         self._window = self._order_window()
         if self.policy_loss.own is not None:
             # TRL would log how its own loss clips, which is not the loss that is minimised.
@@ -329,8 +322,8 @@ class BasisTrainer(GRPOTrainer):
         run = (self.args, self.accelerator, self._reward_range)
         self.selection = Selection(self.sampler, self.baseline, self.train_dataset, ids, *run)
         if self.sampler.max_refills:
-            scoring = (self._scores, self._scores_unlogged)
-            self._resampling = Resampling(self.selection, self._generate_counted, *scoring, self.reward_weights)
+            scores = (self._scores, self._scores_unlogged)
+            self._resampling = Resampling(self.selection, self._generate_counted, *scores, self.reward_weights)
 
     def log_metric(self, name: str, value: float) -> None:
         """Add a value to a metric of the mode (training or evaluation) that the model is in; the log has their mean."""
@@ -355,8 +348,8 @@ class BasisTrainer(GRPOTrainer):
                 # TRL does not hand the rows on to `_generate`, which resamples.
                 self._resampling.inputs = inputs
         with ExitStack() as recordings:
-            for scoring in self._scoring if training else []:
-                recordings.enter_context(scoring.recording())
+            for each in self._scoring if training else []:
+                recordings.enter_context(each.recording())
             if training and self._correction is not None:
                 # Without its own correction TRL makes no scoring pass; the loss's pass takes its place
                 # (`RolloutCorrection`).
@@ -541,8 +534,8 @@ class BasisTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         scorer = Scorer(model, self.packing)
         called: Any = scorer
-        for scoring in self._scoring:
-            called = scoring.listen(called, scorer)
+        for each in self._scoring:
+            called = each.listen(called, scorer)
         # The loss's own pass counts as time of the loss.
         with self.timer.measure("scoring") if self._in_loss is None else nullcontext():
             result = super()._get_per_token_logps_and_entropies(called, *args, **kwargs)
@@ -556,9 +549,9 @@ class BasisTrainer(GRPOTrainer):
 
     def _log_mismatch(self, output: dict[str, Any]) -> None:
         """How far the engine is from the policy, once a generation batch is scored."""
-        self._log_all(rollout_mismatch(self.accelerator, output))
+        self._log_all(scoring.rollout_mismatch(self.accelerator, output))
         if "importance_sampling_ratio" in output:
-            found = correction_metrics(self.accelerator, output)
+            found = scoring.correction_metrics(self.accelerator, output)
             if self._correction is None:
                 # TRL has logged its own values under these names; ours take their place.
                 for name in found:
@@ -599,8 +592,8 @@ class BasisTrainer(GRPOTrainer):
             with self._greedy():
                 return self._generate_unlogged(prompts)
 
-        scoring = (generate, self._scores_unlogged, self.reward_weights)
-        rewards, generated = greedy_rewards(self.accelerator, inputs, self._ids(inputs), *scoring)
+        given = (generate, self._scores_unlogged, self.reward_weights)
+        rewards, generated = greedy_rewards(self.accelerator, inputs, self._ids(inputs), *given)
         self.spending.draw(*generated)
         return rewards
 
@@ -628,15 +621,15 @@ class BasisTrainer(GRPOTrainer):
         if weights is not None:
             # One weight per rollout, which all of its tokens share.
             values = values * weights.to(values).reshape(-1, *[1] * (values.ndim - 1))
-        chances = self.selection.chances(batch.step) if self.selection is not None else None
-        chosen = self.selection or self._coverage
-        if chosen is not None:
-            self._log_all(chosen.take_metrics(batch))
         # On a name clash the baseline's metric wins.
         own = {f"baseline/{key}": value for key, value in result.metrics.items()}
         self._log_advantages(batch, values, advantage_metrics(batch, replace(result, values=values)) | own)
         self._log_difficulty(inputs, batch.rewards)
-        self._keep_rollouts([row.get("solution") for row in inputs], output, batch, result.baseline, chances)
+        self._keep_rollouts(inputs, output, batch, result.baseline)
+        chosen = self.selection or self._coverage
+        if chosen is not None:
+            # The selection forgets the batch's draw here.
+            self._log_all(chosen.take_metrics(batch))
         discarded = None
         if self._resampling is not None:
             discarded = self._resampling.take_discarded(batch.step, "prompt_texts" in self.baseline.requires)
@@ -672,19 +665,13 @@ class BasisTrainer(GRPOTrainer):
         # The log has room for one generation batch, so these push out the advantages that TRL logged.
         self._logs["advantages"].extend(per_rollout(values, batch.action_mask))
 
-    def _keep_rollouts(
-        self,
-        golds: Sequence[Any],
-        output: dict[str, Any],
-        batch: RolloutBatch,
-        baseline: Tensor,
-        chances: Sequence[float | None] | None,
-    ) -> None:
+    def _keep_rollouts(self, inputs: Any, output: dict[str, Any], batch: RolloutBatch, baseline: Tensor) -> None:
         """Keep the rollouts of all ranks, which TRL has gathered on each of them for its own log."""
         if not self.args.keep_rollouts_mb:
             return
-        ids = zip([each.token_ids for each in self._drawn], golds, strict=True)
-        ends = gather_object([(len(each), not each or each[-1] not in self.eos_token_ids, gold) for each, gold in ids])
+        chances = self.selection.chances(batch.step) if self.selection is not None else None
+        pairs = [(each.token_ids, row.get("solution")) for each, row in zip(self._drawn, inputs, strict=True)]
+        ends = gather_object([(len(ids), not ids or ids[-1] not in self.eos_token_ids, gold) for ids, gold in pairs])
         if self.accelerator.is_main_process:
             values = per_rollout(baseline, batch.action_mask)
             rows = rollout_rows(self._logs, batch, values, chances, ends)
@@ -817,14 +804,14 @@ class BasisTrainer(GRPOTrainer):
             try:
                 return super().train(resume_from_checkpoint=found, **kwargs)
             # Raised on every rank.
-            except StopAsked:
+            except errors.StopAsked:
                 # The signal came while a server was waited for.
                 self.stop_on_signal.stopped = True
                 self._save_last_step()
                 self.publisher.finish()
                 return TrainOutput(self.state.global_step, 0.0, {})
             except _FAILURES as error:
-                if not isinstance(error, NonFiniteGradients):
+                if not isinstance(error, errors.NonFiniteGradients):
                     self._save_last_step()
                 # All ranks wait together: launchers kill the others when the first one ends.
                 self.publisher.finish()
@@ -917,7 +904,7 @@ class BasisTrainer(GRPOTrainer):
         """As in transformers, with ``avg@k`` (k: ``num_generations_eval``) and ``pass@k`` of each set, and each set's
         metrics apart: ``eval_NAME_reward``. It does not change the training that follows: the random state is
         restored."""
-        self._eval_scores = EvalScores()
+        self._eval_scores = scoring.EvalScores()
         self._eval_name = metric_key_prefix.removeprefix("eval").removeprefix("_")
         logs = {name: of_kind(rows, self.args.generation_batch_size) for name, rows in self._logs.items()}
         table = Path(str(self.args.output_dir)) / "completions" / f"completions_{self.state.global_step:05d}.parquet"
@@ -925,7 +912,7 @@ class BasisTrainer(GRPOTrainer):
         several = isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict)
         mine = table if self.accelerator.is_main_process and self.log_completions and not several else None
         with (
-            random_numbers_kept(self.accelerator.device),
+            scoring.random_numbers_kept(self.accelerator.device),
             # Rollouts of an evaluation would push those of training out of TRL's log.
             attributes(self, _logs=logs),
             set_aside(mine, f"{metric_key_prefix}_{table.name}"),
@@ -962,15 +949,21 @@ class BasisTrainer(GRPOTrainer):
             "critic": self._critic,
             "selection": self.selection,
             "coverage": self._coverage,
+            "prefetch": self._prefetch,
         }
         return {name: part for name, part in parts.items() if part is not None}
 
     def _save_parts(self, folder: str) -> None:
-        shape = {"ranks": self.accelerator.num_processes, "generate_every": self._generate_every}
+        every = self._generate_every
         states = {name: part.state_dict() for name, part in self._parts().items()}
-        states["place"] = run_state.loop_state(self._step, self._buffered_inputs, self._metrics, **shape)
-        if self._prefetch is not None:
-            states["prefetch"] = self._prefetch.state_dict(stopping=self.stop_on_signal.stopped)
+        states["place"] = {
+            "step": self._step,
+            "ranks": self.accelerator.num_processes,
+            "generate_every": every,
+            # Rollouts in use cannot be sampled again: the policy that sampled them has changed since.
+            "rollouts": self._buffered_inputs if self._step % every else None,
+            "metrics": {mode: dict(values) for mode, values in self._metrics.items()},
+        }
         run_state.save_parts(folder, self.accelerator.process_index, states)
 
     def _restore_parts(self, folder: str) -> None:
@@ -983,10 +976,7 @@ class BasisTrainer(GRPOTrainer):
             self._buffered_inputs = send_to_device(place["rollouts"], self.accelerator.device)
             for mode, values in place["metrics"].items():
                 self._metrics[mode].update(values)
-        parts = self._parts()
-        if self._prefetch is not None:
-            parts["prefetch"] = self._prefetch
-        for name, part in parts.items():
+        for name, part in self._parts().items():
             if name in states:
                 part.load_state_dict(states[name])
 
@@ -1164,7 +1154,7 @@ class BasisTrainer(GRPOTrainer):
 # other one the whole.
 SIGNALS: dict[str, Callable[[BasisTrainer, list[dict[str, Any]], dict[str, Any]], Any]] = {
     "energies": lambda run, rows, output: run._energies and run._energies.take(output, run._old_log_probs),
-    "rollout_weights": lambda run, rows, output: rollout_weights(output),
+    "rollout_weights": lambda run, rows, output: scoring.rollout_weights(output),
     "values": lambda run, rows, output: (
         run._critic and run._critic.values(output, run._generation_batch, run._old_log_probs)
     ),
