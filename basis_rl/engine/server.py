@@ -349,8 +349,12 @@ def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> 
             if current.process is None or current.process.poll() is None:
                 continue
             again = _started_again(current, options, restarts - left + 1) if left else None
-            server.given_up = server.given_up or again is None
-            current, left = (current, 0) if again is None else (again, left - 1)
+            if again is None:
+                server.given_up = True
+                left = 0
+            else:
+                current = again
+                left -= 1
         current.stop()
 
     thread = threading.Thread(target=supervise, name="vllm-supervisor", daemon=True)

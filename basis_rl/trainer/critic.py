@@ -86,13 +86,11 @@ class Critic:
         tokens = output["completion_ids"].shape[1]
         with torch.no_grad():
             rows = torch.arange(len(output["completion_ids"]))
-            found = torch.cat([self._predict(inputs, chunk, tokens) for chunk in self._micro_batches(rows)])
+            chunks = rows.split(self.args.per_device_train_batch_size)
+            found = torch.cat([self._predict(inputs, chunk, tokens) for chunk in chunks])
         self._kept[step] = {key: value.cpu() for key, value in inputs.items()}
         self._kept[step]["tokens"] = torch.tensor(tokens)
         return found
-
-    def _micro_batches(self, rows: Tensor) -> tuple[Tensor, ...]:
-        return rows.split(self.args.per_device_train_batch_size)
 
     def _predict(self, inputs: dict[str, Tensor], rows: Tensor, tokens: int) -> Tensor:
         device = self.accelerator.device
@@ -142,7 +140,7 @@ class Critic:
         device = self.accelerator.device
         self.optimizer.zero_grad(set_to_none=True)
         sums: dict[str, Tensor] = {}
-        for chunk in self._micro_batches(places):
+        for chunk in places.split(self.args.per_device_train_batch_size):
             predicted = self._predict(inputs, chunk - first, tokens)
             loss = self.baseline.loss(predicted, batch.take(chunk, tokens))
             counted = loss.counts.to(predicted.dtype)

@@ -120,6 +120,7 @@ def tried_belief(
     return belief
 
 
+@dataclass(eq=False)
 class Selection:
     """Draws the prompts of each generation batch.
 
@@ -141,28 +142,23 @@ class Selection:
     the first one.
     """
 
-    def __init__(
-        self,
-        sampler: PromptSampler,
-        baseline: Baseline,
-        dataset: Dataset,
-        prompt_ids: Sequence[str],
-        args: BasisConfig,
-        accelerator: Accelerator,
-        reward_range: tuple[float, float] | None = None,
-    ) -> None:
-        self.sampler = sampler
-        self.dataset = dataset
-        self.prompt_ids = prompt_ids
-        self.accelerator = accelerator
-        self.seed = args.seed
-        self.num_generations = args.num_generations
-        texts = (problem_text(row["prompt"]) for row in dataset)
-        self.belief = tried_belief(sampler, baseline, prompt_ids, texts, args, reward_range)
+    sampler: PromptSampler
+    baseline: Baseline
+    dataset: Dataset
+    prompt_ids: Sequence[str]
+    args: BasisConfig
+    accelerator: Accelerator
+    reward_range: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        self.num_generations = self.args.num_generations
+        self.size = self.args.generation_batch_size // self.num_generations
+        texts = (problem_text(row["prompt"]) for row in self.dataset)
+        self.belief = tried_belief(self.sampler, self.baseline, self.prompt_ids, texts, self.args, self.reward_range)
         # The trainer updates and saves the baseline; only a separate belief is left to do here.
-        self.own_belief = self.belief if isinstance(self.belief, BasisHistory) and self.belief is not baseline else None
-        self.size = args.generation_batch_size // args.num_generations
-        self.seen = torch.zeros(len(prompt_ids), dtype=torch.bool)
+        separate = self.belief is not self.baseline
+        self.own_belief = self.belief if separate and isinstance(self.belief, BasisHistory) else None
+        self.seen = torch.zeros(len(self.prompt_ids), dtype=torch.bool)
         self.refills = 0
         self._draws: dict[int, Draw] = {}
         self._refilled: dict[int, tuple[Tensor, set[int]]] = {}
@@ -171,7 +167,7 @@ class Selection:
         self._warned = False
 
     def _draw(self, number: int, size: int, refill: int = 0) -> Draw:
-        draw = drawn(self.sampler, self.belief, self.prompt_ids, size, (self.seed, number, refill))
+        draw = drawn(self.sampler, self.belief, self.prompt_ids, size, (self.args.seed, number, refill))
         mean, _ = self.belief.believed([self.prompt_ids[row] for row in draw.rows.tolist()])
         return Draw(draw.rows, draw.ratio, {"believed": float(mean.mean()), **draw.metrics})
 
@@ -426,15 +422,16 @@ class Resampling:
                     fresh = (of_rank * most + new) * size
                     rewards[at : at + size] = scores[fresh : fresh + size]
             for new, group in enumerate(refused[rank]):
-                for k in range(size):
-                    at = group * size + k
-                    fresh = new * size + k
-                    _replace(result, drawn, at, fresh, local)
-                    prompts[at] = asked[fresh]
-                    self.inputs[at] = rows[fresh]
-                    for column in extra_logs.values():
-                        if at < len(column):
-                            column[at] = None
+                old_rows = slice(group * size, (group + 1) * size)
+                new_rows = slice(new * size, (new + 1) * size)
+                for part in _OF_ROLLOUTS:
+                    if isinstance(result[part], list) and len(result[part]) == local:
+                        result[part][old_rows] = drawn[part][new_rows]
+                prompts[old_rows] = asked[new_rows]
+                self.inputs[old_rows] = rows[new_rows]
+                for column in extra_logs.values():
+                    # A function may have logged fewer values than there are rollouts.
+                    column[old_rows] = [None] * len(column[old_rows])
         self.rewards = rewards
         return tuple(result)
 
@@ -473,10 +470,3 @@ class Resampling:
         rewards = self.rewards
         self.rewards = None
         return rewards
-
-
-def _replace(result: list[Any], drawn: Generated, at: int, fresh: int, local: int) -> None:
-    """Put rollout `fresh` of a refill in place of rollout `at` of a batch of `local` rollouts."""
-    for part in _OF_ROLLOUTS:
-        if isinstance(result[part], list) and len(result[part]) == local:
-            result[part][at] = drawn[part][fresh]
