@@ -163,7 +163,7 @@ class TrainingClient(VLLMClient):
             time.sleep(retry_interval)
 
     def greet(self) -> None:
-        """Ask whether this is the right server, before anything is sent to it.
+        """Check that this is the right server, before anything is sent to it.
 
         Raises:
             WrongAnswer: it lacks our extension, has a model of other sizes, or does not see the folder for weights.

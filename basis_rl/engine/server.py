@@ -26,6 +26,7 @@ from basis_rl.engine.weights import default_folder, part_of
 from basis_rl.run.errors import RequestRefused, RolloutError
 from basis_rl.sandbox import kernel
 
+# Seconds between SIGTERM and SIGKILL.
 _GRACE = 20.0
 _CPU_CACHE_GIB = 1.0
 _MEMORY_OPTIONS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
@@ -331,7 +332,7 @@ def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> 
     failure: list[ServerError] = []
     server = Server(options)
 
-    # All in one thread: a server ends with the thread that launched it.
+    # One thread starts, watches and stops it, since a server ends with the thread that launched it.
     def supervise() -> None:
         current = server
         try:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+# Bounds the memory for copies: a file is written as soon as they have so many bytes.
 _SHARD_BYTES = 2 << 30
 
 

@@ -17,6 +17,7 @@ from basis_rl.trainer.attention import attention_name, is_known, let_through_pac
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.head import compact_head
 
+# TRL's label for a token that is not scored.
 IGNORED = -100
 # Layers whose tokens meet in attention only; others carry a state along the row, or cut it into chunks.
 LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}

@@ -50,6 +50,7 @@ from basis_rl.types import SIGNALS, RunContext
 from basis_rl.values.provenance import fingerprint, run_provenance
 
 _logger = logging.getLogger(__name__)
+# Values of difficulty_column: each of them becomes a metric.
 _MOST_DIFFICULTIES = 20
 # How many prompts are tokenized to find the longest: to tokenize all of them may take a minute.
 _LONGEST = 256

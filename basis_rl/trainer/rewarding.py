@@ -21,10 +21,9 @@ _logger = logging.getLogger(__name__)
 
 
 class RewardGuard:
-    """Stands between TRL and the reward functions: a failure waits until all ranks have met.
+    """Wraps reward functions so that a failure on one rank is raised on every rank, instead of leaving them waiting.
 
-    A rank whose function raises while the others wait in a collective for its rewards would leave them waiting. So it
-    hands on zeros, and after the collective `check` raises on every rank.
+    TRL gathers rewards in a collective. A function that fails returns zeros to it, and `check` raises afterwards.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:

@@ -1,4 +1,4 @@
-"""Scores of rollouts: what a forward pass over the policy tells, the mismatch with the engine, and an evaluation's."""
+"""What is computed of scored rollouts: signals of the forward pass, mismatch with the engine, avg@k and pass@k."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ScoringPass(ABC):
-    """Keeps something of the forward pass that gives the old log-probabilities, so that it is never computed twice.
+    """Records a quantity during the forward pass that gives the old log-probabilities, which saves a second pass.
 
     TRL makes that pass when it wants the old log-probabilities; where it does not (one update per batch, no vLLM
     correction), `take` asks for one.

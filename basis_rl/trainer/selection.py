@@ -134,8 +134,8 @@ class Selection:
     The belief is the baseline's own where it has one (`ValueBelief`), else that of a `BasisHistory` beside it,
     which begins with what the texts of the prompts tell.
 
-    Metrics: ``sampler/believed``, the mean believed value of the prompts that were drawn, beside ``sampler/reward``,
-    what they got; ``sampler/believed_solved`` and ``sampler/believed_impossible``, shares of all prompts with a
+    Metrics: ``sampler/believed``, the mean believed value of the prompts that were drawn, and ``sampler/reward``, their
+    mean reward; ``sampler/believed_solved`` and ``sampler/believed_impossible``, shares of all prompts with a
     believed value above 0.95 and below 0.05 of the reward range; ``sampler/effective_prompts``, how many prompts a draw
     is spread over (Kish), as a share of all; ``sampler/coverage``, the share of prompts that were ever drawn;
     ``sampler/ratio_clipped``, with ``correct``, the share of ratios outside ``clip``; ``sampler/refills``, draws beyond
@@ -255,7 +255,7 @@ class Selection:
         return [chance for chance in found for _ in range(self.num_generations)]
 
     def take_metrics(self, batch: RolloutBatch) -> dict[str, float]:
-        """What was drawn for the batch and what it got; the draw is forgotten with it."""
+        """Metrics of the batch's draw and of its rewards; the draw is forgotten."""
         draw = self._draws.pop(batch.step)
         self._refilled.pop(batch.step, None)
         self.seen[draw.rows] = True
@@ -460,7 +460,7 @@ class Resampling:
         )
 
     def _refused(self, rewards: Tensor, number: int) -> list[list[int]]:
-        """Of each rank the groups, counted on that rank, that are not kept."""
+        """For each rank, the indices on that rank of the groups that the sampler refuses."""
         totals = total_rewards(rewards, self.weights).cpu().view(-1, self.selection.num_generations)
         kept = self.selection.kept(number, totals).view(self.selection.accelerator.num_processes, -1)
         return [(~of_rank).nonzero().flatten().tolist() for of_rank in kept]

@@ -27,6 +27,7 @@ from basis_rl.values.provenance import fingerprint, rendered_prompt, reward_code
 FILE_NAME = "baseline_state.pt"
 SETTINGS = "run_settings.json"
 REFERENCE = "reference.pt"
+# Prompts that are rendered for the comparison: another chat template shows in the first ones.
 _RENDERED = 64
 _PROMPTS = "prompts as the model is given them"
 _CODE = "code of the reward"

@@ -4,7 +4,7 @@ A step, in the order in which TRL calls the methods that stand here in the same 
 
 - draw: `_generate_and_score_completions` asks the prompt sampler which rows the generation batch has (`rows`);
 - generate: `_generate`, turn by turn (`_generate_single_turn`, `_tool_call_loop`);
-- score: `_calculate_rewards`; what one forward pass over the policy tells is kept on the way (`SIGNALS`);
+- score: `_calculate_rewards`; the scoring pass keeps what else the baseline asks for (`SIGNALS`);
 - estimate: `_advantages` gathers one `RolloutBatch` over all ranks and asks the baseline;
 - loss: `_compute_loss` of each micro-batch, with our own objective or KL term beside TRL's (`PolicyLoss`);
 - update: `_get_grad_norm` skips steps without finite gradients;
@@ -84,33 +84,27 @@ _FAILURES = (
 
 
 class BasisTrainer(GRPOTrainer):
-    """PPO/GRPO training with a pluggable baseline.
+    """PPO/GRPO training with a pluggable baseline, which turns the rewards of all ranks into advantages.
 
-    For each generation batch the rewards of all ranks are gathered, the baseline turns them into advantages
-    (``(N,)`` or ``(N, T)``), and the objective does the rest. The trainer does not know which baseline it has.
     ``metrics.jsonl`` and ``training.png`` in ``output_dir`` hold what was logged.
 
     Args:
         model: Hub id, path, or a loaded model, as in TRL.
-        reward_funcs: as in TRL; one or several of: a registered name (`basis_rl.rewards.registry.REWARDS`), an object,
-            a function in TRL's form, or ``module:name``.
+        reward_funcs: one or several, as in TRL, or registered names (`basis_rl.rewards.registry.REWARDS`).
         args: a `BasisConfig`.
         train_dataset: a `Dataset` or a list of dictionaries, with the columns ``prompt`` (unless an
-            `environment_factory` makes the prompts), those that the reward functions read, and optionally
-            ``prompt_id``, by which rows are one problem or two (default: `basis_rl.identity.row_id`).
+            `environment_factory` makes the prompts) and those that the reward functions read. Rows with the same
+            ``prompt_id``, if there is this column, are one problem (default: `basis_rl.identity.row_id`).
         eval_dataset: as in TRL, or a list of dictionaries.
-        baseline: a registered name (`basis_rl.baselines.BASELINES`) or an object.
-        objective: a registered name (`basis_rl.objectives.OBJECTIVES`), ``module:function``, or an object; None leaves
-            the loss to `args` (TRL's default is ``dapo``).
-        prompt_sampler: a registered name (`basis_rl.samplers.SAMPLERS`), ``module:Class``, or an object.
+        baseline: one of `basis_rl.baselines.BASELINES`. Everything that has a registered name may also be an object, or
+            your own as ``module:name``.
+        objective: one of `basis_rl.objectives.OBJECTIVES`; None leaves the loss to `args` (TRL's default is ``dapo``).
+        prompt_sampler: one of `basis_rl.samplers.SAMPLERS`.
         plan: all of the above except for the model, and `kwargs`, checked already (`basis_rl.trainer.plan`).
-        **kwargs: everything else that `GRPOTrainer` takes, by name. `tools` may be objects too
-            (`basis_rl.tools.PythonTool`).
+        **kwargs: all other arguments of `GRPOTrainer`. `tools` may also be objects (`basis_rl.tools.PythonTool`).
 
     Raises:
-        ValueError: before training starts, where something does not fit: baseline and group size, baseline and
-            objective, dataset and columns, golds that do not verify against themselves, a value table that was built
-            for another run.
+        ValueError: before training starts, two of these do not fit together, such as baseline and group size.
     """
 
     _tag_names = ("trl", "basis-rl")
@@ -693,7 +687,8 @@ class BasisTrainer(GRPOTrainer):
         with self.timer.measure("loss"), attributes(self, _in_loss=[inputs] if self.model.training else None):
             loss = super()._compute_loss(model, inputs) if alone else self._own_loss(model, inputs)
         self.timer.loss_ended(torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1))
-        # While a critic warms up, the policy's loss is 0 and everything else runs as usual.
+        # While a critic warms up, the policy does not learn. The loss is multiplied by 0 and not replaced, so that the
+        # backward pass, which is collective, still runs on every rank.
         learned = self.baseline if isinstance(self.baseline, LearnedBaseline) and self.model.training else None
         return loss * 0.0 if learned and learned.policy_waits(self._generation_batch - 1) else loss
 
@@ -773,9 +768,9 @@ class BasisTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As in transformers; ``True`` resumes from the newest checkpoint that is whole, ``"auto"`` if there is one.
 
-        SIGTERM, SIGUSR1, Ctrl-C or a file ``STOP`` in ``output_dir`` end it at the next step with a checkpoint, the
-        signals at once while a vLLM server is waited for; `stop_on_signal.stopped` tells. A checkpoint at or after
-        ``max_steps`` is loaded and nothing is trained; `was_finished` tells.
+        SIGTERM, SIGUSR1, Ctrl-C or a file ``STOP`` in ``output_dir`` stop it after the current step, with a checkpoint.
+        While it waits for a vLLM server, a signal stops it at once. `stop_on_signal.stopped` is then True. From a
+        checkpoint at or after ``max_steps`` nothing is trained, and `was_finished` is then True.
 
         Raises:
             ValueError: no such checkpoint, or one of another run; another run is writing to ``output_dir``, or has left
@@ -982,7 +977,7 @@ class BasisTrainer(GRPOTrainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         folder = Path(output_dir or str(self.args.output_dir))
-        # A checkpoint's folder has its mark already.
+        # `_write_checkpoint` marks a checkpoint itself, when all ranks have written their files.
         of_checkpoint = _internal_call and folder.name.startswith(PREFIX_CHECKPOINT_DIR)
         marks = self.args.should_save and not of_checkpoint
         with naming_a_full_disk(folder):
