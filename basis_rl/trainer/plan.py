@@ -292,33 +292,19 @@ def check_temperature(plan: Plan) -> None:
         )
 
 
-# What no run can have, and the way out.
-_WRONG: tuple[tuple[Callable[[BasisConfig], bool], str], ...] = (
-    (
-        lambda args: bool(args.remove_unused_columns),
-        "remove_unused_columns: true takes away the columns that reward functions read. Leave it out.",
-    ),
-    (
-        lambda args: not all(map(math.isfinite, args.reward_weights or ())),
-        "reward_weights must be finite numbers: every reward would be NaN or infinite. Leave a function out by 0.",
-    ),
-    (
-        lambda args: args.max_steps == 0 or args.max_steps < -1,
-        "max_steps must be a number of steps above 0, or -1, which leaves the length to num_train_epochs.",
-    ),
-    (
-        lambda args: args.use_liger_kernel and find_spec("liger_kernel") is None,
-        "use_liger_kernel needs liger-kernel, which is not installed: `pip install liger-kernel`, or leave it out.",
-    ),
-    (lambda args: args.max_steps < 0 and args.num_train_epochs <= 0, "num_train_epochs must be above 0."),
-)
-
-
 def check_values(plan: Plan) -> None:
     """No setting has a value that no run can have."""
-    for is_wrong, message in _WRONG:
-        if is_wrong(plan.args):
-            raise ValueError(message)
+    args = plan.args
+    if args.remove_unused_columns:
+        raise ValueError("remove_unused_columns: true takes away the columns that reward functions read. Leave it out.")
+    if not all(map(math.isfinite, args.reward_weights or ())):
+        raise ValueError("reward_weights must be finite numbers, or rewards are NaN or infinite. 0 leaves one out.")
+    if args.max_steps == 0 or args.max_steps < -1:
+        raise ValueError("max_steps must be above 0, or -1, which leaves the length to num_train_epochs.")
+    if args.use_liger_kernel and find_spec("liger_kernel") is None:
+        raise ValueError("use_liger_kernel needs liger-kernel: `pip install liger-kernel`, or leave it out.")
+    if args.max_steps < 0 and args.num_train_epochs <= 0:
+        raise ValueError("num_train_epochs must be above 0.")
     if (asked := asked_processes()) > 1:
         raise ValueError(
             f"accelerate launch was asked for {asked} processes and has started one: with --cpu it starts no more. "

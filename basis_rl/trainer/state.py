@@ -281,11 +281,6 @@ def saved_settings(folder: str | Path | None) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-def saved_day(folder: str | Path | None) -> str | None:
-    """The day that a checkpoint's prompts were rendered on; None for no checkpoint, or one that does not say."""
-    return saved_settings(folder).get("day")
-
-
 def save_reference(folder: str | Path, reference: torch.nn.Module) -> None:
     """Write the weights of a KL reference that changes during the run into a checkpoint."""
     torch.save(reference.state_dict(), Path(folder) / REFERENCE)

@@ -843,12 +843,13 @@ class BasisTrainer(GRPOTrainer):
         """
         if folder is None:
             return []
-        day = run_state.saved_day(folder)
+        before = run_state.saved_settings(folder)
+        day = before.get("day")
         if day is not None and day != template_day():
             use_day(day)
             self._settings = run_state.settings_of(self, self._base, self._tokenizer)
         lines = run_state.compare_settings(folder, self._settings, self.args.allow_changed_settings)
-        first = run_state.saved_settings(folder).get("base")
+        first = before.get("base")
         if first and not self._base["role"]:
             # Nothing needs the base model any more, so the run keeps naming the one that it began with.
             self._settings["base"] = first
