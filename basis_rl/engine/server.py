@@ -314,12 +314,11 @@ def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> 
     """A server for the time of the context; if it ends by itself, it is restarted at the same address.
 
     A restarted server has the model that it was first started with: the trainer has to push the weights again, as
-    `BasisTrainer` does. Each restart has its own log, next to the first. A server that hangs is not detected here. One
-    that ended before it answered, for a reason that cannot change (`can_change`), is not restarted. `Server.given_up`
-    is true once the supervisor stops restarting it.
+    `BasisTrainer` does. Each restart has its own log. A server that hangs is not detected here. One that ended before
+    it answered is not restarted if the reason will stay (`can_change`): `Server.given_up` is then true.
 
     Args:
-        options: port and all; the port must not be 0.
+        options: of the server; the port must not be 0.
         restarts: maximum number of restarts.
         poll: seconds between two checks of the server.
 
@@ -337,11 +336,10 @@ def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> 
         current = server
         try:
             current.start()
-        except ServerError as error:
-            failure.append(error)
-        except OSError as error:
-            # There is no room for the log, or no memory for a process.
-            failure.append(ServerError(f"The vLLM server could not be started: {error}"))
+        except (ServerError, OSError) as error:
+            # An OSError: there is no room for the log, or no memory for a process.
+            why = f"The vLLM server could not be started: {error}"
+            failure.append(error if isinstance(error, ServerError) else ServerError(why))
         finally:
             started.set()
         left = restarts if not failure else 0
