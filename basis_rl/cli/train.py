@@ -38,7 +38,7 @@ from basis_rl.run.record import is_finished, save_run_info
 from basis_rl.run.redact import redact_command
 from basis_rl.run.run_lock import held
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.state import saved_day
+from basis_rl.trainer.state import saved_settings
 
 
 def main(argv: Sequence[str]) -> int:
@@ -89,7 +89,7 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
     asked = args.resume_from_checkpoint
     overwrite = args.overwrite_output_dir
     checkpoint = on_main_process(lambda: resolve(asked, args.output_dir, overwrite))
-    day = saved_day(checkpoint)
+    day = saved_settings(checkpoint).get("day")
     if day is not None:
         use_day(day)
     trainer = build_trainer(recipe)
