@@ -93,13 +93,15 @@ def total_rewards(rewards_per_func: Tensor, weights: Tensor, names: Sequence[str
     parts = rewards_per_func * weights.to(rewards_per_func.device)
     total = parts.nansum(dim=1)
     # A weight of 0 or two infinities would make NaN, so the sum alone does not show every infinite reward.
-    infinite = (rewards_per_func.isinf() | parts.isinf()).any(dim=1) | total.isinf()
-    if bool(infinite.any()):
-        row = int(infinite.nonzero()[0])
-        called = names or [f"function {i}" for i in range(len(weights))]
-        rows = zip(called, rewards_per_func[row].tolist(), weights.tolist(), strict=True)
-        shown = ", ".join(f"{name} {reward:g} x weight {weight:g}" for name, reward, weight in rows)
-        raise RewardFailed(f"The reward of row {row} of the batch is infinite: {shown}. Bound it.")
+    for values in (rewards_per_func, parts, total[:, None]):
+        if bool(values.isinf().any()):
+            row, column = (int(index) for index in values.isinf().nonzero()[0])
+            shown = ", ".join(
+                f"{names[i] if i < len(names) else f'function {i}'} {float(reward):g} x weight {float(weight):g}"
+                for i, (reward, weight) in enumerate(zip(rewards_per_func[row], weights, strict=True))
+                if values is total or len(values[0]) == 1 or i == column
+            )
+            raise RewardFailed(f"The reward of row {row} of the batch is infinite: {shown}. Bound that reward.")
     return total.masked_fill(rewards_per_func.isnan().all(dim=1), torch.nan)
 
 
