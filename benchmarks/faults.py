@@ -52,7 +52,7 @@ from basis_rl.engine.server import Server, free_port
 from basis_rl.run import checkpoint
 from basis_rl.run.errors import DiskFull, ServerLost
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.shards import whole
+from basis_rl.trainer.critic import whole
 from benchmarks.common import RESULTS, one_thread, parser_of, save
 from examples.quickstart.warm_start import save as save_tiny_model
 from tests.support.fake_vllm import ModelServer

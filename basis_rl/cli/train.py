@@ -15,8 +15,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from basis_rl.cli.main import FAILED, LOST, PEER, STOPPED, fail, notes
 from basis_rl.data import GYM_COLUMN
-from basis_rl.engine.server import Server, ServerError
-from basis_rl.engine.supervisor import kept_alive
+from basis_rl.engine.server import Server, ServerError, kept_alive
 from basis_rl.engine.template_day import use_day
 from basis_rl.recipe.build import build_trainer, server_options
 from basis_rl.recipe.file import parse_recipe
@@ -32,7 +31,7 @@ from basis_rl.run.record import is_finished, save_run_info
 from basis_rl.run.redact import redact_command
 from basis_rl.run.run_lock import held
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.state import saved_day
+from basis_rl.trainer.state import saved_settings
 
 _AVERAGE = re.compile(r"eval_(?:(?P<name>.+)_)?avg@\d+")
 # The reward before and after is the mean over the first and the last tenth of the log.
@@ -89,7 +88,7 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
     asked = (args.resume_from_checkpoint, args.output_dir, args.overwrite_output_dir)
     checkpoint = on_main_process(lambda: resolve(*asked))
     # A chat template that writes today's date must write that of the run's first day.
-    if day := saved_day(checkpoint):
+    if day := saved_settings(checkpoint).get("day"):
         use_day(day)
     trainer = build_trainer(recipe)
     notes([f"{trainer.train_dataset.info.description}."])

@@ -21,7 +21,8 @@ from basis_rl.recipe import build
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.run.artefacts import METADATA
-from basis_rl.trainer.plan import Plan, check_kwargs, check_temperature, check_with_model, sampling_of, with_data
+from basis_rl.trainer.generation_check import check_generation
+from basis_rl.trainer.plan import Plan, check_temperature, check_with_model, sampling_of, with_data
 from basis_rl.values import ValueTable, sources
 from basis_rl.values.build import TablePlan, build_table, merge_shards, use_first_day
 from basis_rl.values.shards import Shards, begun
@@ -78,7 +79,7 @@ class Job:
         _check_hub(run.values_push_to_hub, args.hub_token)
         run_plan = Plan(args, reward_funcs=build.build_rewards(recipe))
         check_temperature(run_plan)
-        check_kwargs(run_plan)
+        check_generation(args)
         self.config, self.tokenizer = build.load_config_and_tokenizer(recipe.model, args)
         partial = output.with_name(f"{output.name}.partial")
         # Rollouts that an earlier call has kept, if they are to be graded again instead of drawn.

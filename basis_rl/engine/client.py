@@ -25,12 +25,16 @@ from transformers import PreTrainedTokenizerBase
 from basis_rl.engine.local import Completion, Sampling
 from basis_rl.run.errors import RequestRefused, RolloutError, WrongAnswer
 
+# Seconds to connect, and for the answers of small requests.
 _CONNECT = 10.0
+# A prompt that fails so often on every server that is left ends the sampling.
 _ATTEMPTS = 5
+# Seconds between two checks of a server that fails; they double from the first to the longest.
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
 # Sequences that are requested at a time from one server.
 _IN_FLIGHT = 1024
+# Seconds after which a waiting thread checks whether it is to stop.
 _POLL = 0.2
 _Choice = tuple[list[int], bool]
 
@@ -213,7 +217,7 @@ class Client:
 def checked_choices(
     url: str, body: Mapping[str, Any], answer: Any, vocabulary: int | None = None
 ) -> list[dict[str, Any]]:
-    """The completions of an answer, those of one prompt after those of another, if they are what was asked for.
+    """The completions of an answer, prompt by prompt, checked against the request.
 
     Args:
         url: of the server.
@@ -297,11 +301,10 @@ def sample_servers(
 ) -> Iterator[tuple[int, list[Completion]]]:
     """Completions of each prompt, as they finish: ``(index of the prompt, its num_samples completions)``.
 
-    As `sample`, from servers that `basis-rl serve` started (with VLLM_API_KEY as their key, if it is set). The samples
-    of a prompt are one request, so they share its prefill. A server that is done takes the next request, so a faster
-    one does more. When a server dies, the others take over its requests. Closing the iterator aborts what is in flight.
-    A sample depends on weights, prompt, settings and seed, not on the order of the requests; to the last bit only where
-    the engine's arithmetic does not depend on what else it computes (vLLM: ``VLLM_BATCH_INVARIANT=1``).
+    As `sample`, from servers that `basis-rl serve` started (with VLLM_API_KEY as their key, if it is set). When a
+    server dies, the others take over its requests. Closing the iterator aborts what is in flight. A sample depends on
+    weights, prompt, settings and seed, not on the order of the requests; to the last bit only with
+    ``VLLM_BATCH_INVARIANT=1``, with which vLLM's arithmetic does not depend on what else it computes.
 
     Args:
         urls: of the servers, ``http://host:port``.

@@ -163,7 +163,7 @@ class TrainingClient(VLLMClient):
             time.sleep(retry_interval)
 
     def greet(self) -> None:
-        """Ask whether this is the right server, before anything is sent to it.
+        """Check that this is the right server, before anything is sent to it.
 
         Raises:
             WrongAnswer: it lacks our extension, has a model of other sizes, or does not see the folder for weights.
@@ -267,12 +267,8 @@ class TrainingClient(VLLMClient):
         self.hold(self.version)
         if self.settings.transfer == "nccl":
             # If this side left the collective, the server would wait in it forever, so no signal may interrupt it.
-            interrupting = self.session.interrupting
-            self.session.interrupting = nullcontext
-            try:
+            with attributes(self.session, interrupting=nullcontext):
                 super().update_named_params(metadata, named_params)
-            finally:
-                self.session.interrupting = interrupting
             return
         try:
             write_weights(self.folder, named_params)
@@ -456,8 +452,7 @@ class Generation(VLLMGeneration):
         self, prompts: list[list[int]], images: list[Any] | None, num_generations: int, profiler: Any = None
     ) -> tuple[Any, ...]:
         if self.mode != "server":
-            result: tuple[Any, ...] = super().generate(prompts, images, num_generations, profiler)
-            return result
+            return super().generate(prompts, images, num_generations, profiler)
         with profiler or nullcontext():
             return self._persist(partial(self._ask, prompts, images, num_generations))
 
@@ -660,8 +655,7 @@ class Generation(VLLMGeneration):
             # After a pass without a backward, FSDP2 leaves outer modules gathered.
             if isinstance(module, FSDPModule):
                 module.reshard()
-        log_probs: Tensor = found.log_probs[0].float().cpu()
-        return log_probs
+        return found.log_probs[0].float().cpu()
 
     def _reload_colocated(self) -> None:
         """The CPU engine repacks weights when it loads them, which `load_weights` alone does not undo."""
@@ -695,8 +689,7 @@ class Generation(VLLMGeneration):
         broadcast_object_list(message, from_process=0)
         if isinstance(message[0], (Exception, StopAsked)):
             raise message[0]
-        result: T = message[0]
-        return result
+        return message[0]
 
 
 def _has_ended(owner: dict[str, Any]) -> bool:
@@ -706,17 +699,13 @@ def _has_ended(owner: dict[str, Any]) -> bool:
     return owner["pid"] == os.getpid() or not Path(f"/proc/{owner['pid']}").exists()
 
 
-@contextmanager
-def _small_cpu_engine(dtype: str) -> Iterator[None]:
+def _small_cpu_engine(dtype: str) -> AbstractContextManager[None]:
     """Within it TRL builds its engine without compilation, in the trained model's precision, and with a small cache."""
     size = int(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) << 30
     small = partial(vllm_generation.LLM, enforce_eager=True, dtype=dtype, kv_cache_memory_bytes=size)
-    with attributes(vllm_generation, LLM=small):
-        yield
+    return attributes(vllm_generation, LLM=small)
 
 
-@contextmanager
-def checked_generation(settings: SyncSettings) -> Iterator[None]:
+def checked_generation(settings: SyncSettings) -> AbstractContextManager[None]:
     """Within it, TRL's trainer builds a `Generation` where it would build a `VLLMGeneration`."""
-    with attributes(trl.trainer.grpo_trainer, VLLMGeneration=partial(Generation, settings=settings)):
-        yield
+    return attributes(trl.trainer.grpo_trainer, VLLMGeneration=partial(Generation, settings=settings))

@@ -138,7 +138,7 @@ def generating_by(model: Any, config: GenerationConfig, criteria: Sequence[Any],
 
 @torch.no_grad()
 def sample(
-    model: PreTrainedModel,
+    model: Any,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
@@ -150,7 +150,7 @@ def sample(
     """Completions of each prompt, as they are ready: ``(index of the prompt, its num_samples completions)``.
 
     Args:
-        model: in any mode; it is put into evaluation mode.
+        model: a transformers or PEFT model; it is put into evaluation mode.
         tokenizer: with a pad token; prompts are padded on the left.
         prompts: token ids (`prompt_tokens`).
         sampling: how.
@@ -159,13 +159,7 @@ def sample(
         stop: when another thread sets it, the iteration ends at the next token, without the batch that is under way.
     """
     model.eval()
-    # transformers types `generate` as a property of a mixin.
-    generator: Any = model
-    generate = sharing(model, generator.generate)
     config = sampling.generation_config(model, tokenizer)
-    # transformers takes from the model's own configuration what an argument leaves out.
-    previous = model.generation_config
-    model.generation_config = config
     ends = set(declared_ends(config))
 
     def stopped(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
@@ -174,16 +168,13 @@ def sample(
     # Prompts of similar length together, for less padding. The caller gets the index with each result.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     at_a_time = max(1, batch_size // num_samples)
-    try:
+    with generating_by(model, config, [stopped], share=True):
         for start in range(0, len(order), at_a_time):
             chunk = order[start : start + at_a_time]
             rows = [list(prompts[i]) for i in chunk for _ in range(num_samples)]
             inputs = tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt").to(model.device)
-            output = generate(
-                input_ids=inputs["input_ids"],
-                attention_mask=inputs["attention_mask"],
-                stopping_criteria=StoppingCriteriaList([stopped]),
-                tokenizer=tokenizer,
+            output = model.generate(
+                input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], tokenizer=tokenizer
             )
             if stop is not None and stop.is_set():
                 return
@@ -192,8 +183,6 @@ def sample(
             completions = [Completion(text, row, row[-1] not in ends) for text, row in zip(texts, ids, strict=True)]
             for k, index in enumerate(chunk):
                 yield index, completions[k * num_samples : (k + 1) * num_samples]
-    finally:
-        model.generation_config = previous
 
 
 def prompt_tokens(prompt: str | list[dict[str, Any]], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[int]:
@@ -209,8 +198,7 @@ def prompt_tokens(prompt: str | list[dict[str, Any]], tokenizer: Any, template_k
             raise ValueError(
                 f"The chat template cannot write the prompt {str(prompt)[:100]!r} ({type(error).__name__}: {error})."
             ) from error
-    ids: list[int] = encoded["input_ids"]
-    return ids
+    return encoded["input_ids"]
 
 
 def _until_end(token_ids: list[int], ends: set[int]) -> list[int]:

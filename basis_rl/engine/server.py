@@ -1,4 +1,4 @@
-"""A vLLM server as training needs it: started, waited for, stopped with all of its processes."""
+"""A vLLM server as training needs it: started, waited for, restarted if it dies, stopped with all of its processes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from basis_rl.engine.weights import default_folder, part_of
 from basis_rl.run.errors import RequestRefused, RolloutError
 from basis_rl.sandbox import kernel
 
+# Seconds between SIGTERM and SIGKILL.
 _GRACE = 20.0
 _CPU_CACHE_GIB = 1.0
 _MEMORY_OPTIONS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
@@ -218,7 +220,7 @@ class Server:
         assert self.process is not None, "not started"
         deadline = time.monotonic() + self.start_timeout
         try:
-            while not self.is_healthy():
+            while not self.client.is_healthy(2.0):
                 code = self.process.poll()
                 if code is not None:
                     raise self._failure(f"ended with exit code {code}")
@@ -256,10 +258,6 @@ class Server:
             return ServerError(f"{text}.")
         last = log.read_text(errors="replace").splitlines()[-15:]
         return ServerError("\n".join([f"{text}. The end of {log}:", *last]))
-
-    def is_healthy(self, timeout: float = 2.0) -> bool:
-        """Whether ``/health`` answers."""
-        return self.client.is_healthy(timeout)
 
     def stop(self) -> None:
         """Send SIGTERM, and after a while SIGKILL to those of its processes that are left."""
@@ -311,6 +309,90 @@ class Server:
         self.stop()
 
 
+@contextmanager
+def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> Iterator[Server]:
+    """A server for the time of the context; if it ends by itself, it is restarted at the same address.
+
+    A restarted server has the model that it was first started with: the trainer has to push the weights again, as
+    `BasisTrainer` does. Each restart has its own log. A server that hangs is not detected here. One that ended before
+    it answered is not restarted if the reason will stay (`can_change`): `Server.given_up` is then true.
+
+    Args:
+        options: of the server; the port must not be 0.
+        restarts: maximum number of restarts.
+        poll: seconds between two checks of the server.
+
+    Raises:
+        ServerError: it could not be started in the first place.
+    """
+    assert options.port, "a server that comes back needs a fixed port"
+    started = threading.Event()
+    ending = threading.Event()
+    failure: list[ServerError] = []
+    server = Server(options)
+
+    # One thread starts, watches and stops it, since a server ends with the thread that launched it.
+    def supervise() -> None:
+        current = server
+        try:
+            current.start()
+        except (ServerError, OSError) as error:
+            # An OSError: there is no room for the log, or no memory for a process.
+            why = f"The vLLM server could not be started: {error}"
+            failure.append(error if isinstance(error, ServerError) else ServerError(why))
+        finally:
+            started.set()
+        left = restarts if not failure else 0
+        while not ending.wait(poll):
+            current.note_segments()
+            if current.process is None or current.process.poll() is None:
+                continue
+            again = _started_again(current, options, restarts - left + 1) if left else None
+            if again is None:
+                server.given_up = True
+                left = 0
+            else:
+                current = again
+                left -= 1
+        current.stop()
+
+    thread = threading.Thread(target=supervise, name="vllm-supervisor", daemon=True)
+    thread.start()
+    try:
+        started.wait()
+        if failure:
+            raise failure[0]
+        yield server
+    finally:
+        ending.set()
+        # If this thread is interrupted while the server starts, the supervisor would wait for the start to end.
+        if not started.is_set() and server.process is not None:
+            server.process.terminate()
+        thread.join()
+
+
+def _started_again(ended: Server, options: ServerOptions, number: int) -> Server | None:
+    """The server in place of one that has ended; None if it cannot be started, or would end for the same reason."""
+    assert ended.process is not None
+    code = ended.process.returncode
+    reason = failure_reason(ended.options.log)
+    ended.stop()
+    said = f"The vLLM server ended (exit code {code}{f', {reason}' if reason else ''}; log: {ended.options.log})"
+    if not has_answered(ended.options.log) and not can_change(reason):
+        print(f"{said}. It is not started again, since that cannot change.", flush=True)
+        return None
+    # A log of its own: `failure_reason` must not find the error of the server before.
+    log = options.log and options.log.with_stem(f"{options.log.stem}-{number}")
+    print(f"{said}. Starting it again, log in {log}.", flush=True)
+    again = Server(replace(options, log=log))
+    try:
+        again.launch()
+    except (OSError, ServerError) as error:
+        print(f"The vLLM server could not be started again: {error}", flush=True)
+        return None
+    return again
+
+
 def _processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()] if Path("/proc").is_dir() else []
 
@@ -343,5 +425,4 @@ def _bound(port: int) -> int:
     with socket.socket() as probe:
         # On all addresses: the port may be in use on one of them, and servers do not all listen on the same.
         probe.bind(("", port))
-        found: int = probe.getsockname()[1]
-        return found
+        return probe.getsockname()[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+# Bounds the memory for copies: a file is written as soon as they have so many bytes.
 _SHARD_BYTES = 2 << 30
 
 
@@ -46,22 +48,14 @@ def write_weights(folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> Non
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     held: dict[str, Tensor] = {}
-    size = files = 0
-
-    def flush() -> None:
-        nonlocal held, size, files
-        save_file(held, part / f"model-{files:05d}.safetensors")
-        held = {}
-        size = 0
-        files = files + 1
-
+    numbers = itertools.count()
     for name, parameter in parameters:
         held[name] = parameter.detach().to("cpu", copy=True).contiguous()
-        size += held[name].nbytes
-        if size >= _SHARD_BYTES:
-            flush()
+        if sum(tensor.nbytes for tensor in held.values()) >= _SHARD_BYTES:
+            save_file(held, part / f"model-{next(numbers):05d}.safetensors")
+            held = {}
     if held:
-        flush()
+        save_file(held, part / f"model-{next(numbers):05d}.safetensors")
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
 

@@ -90,9 +90,7 @@ class Layout:
         # In the order of a rollout: the prefix of all, the group's, its own tokens.
         self.keys = [[slice(*row[at : at + 2]) for at in (2, 4, 0) if row[at] < row[at + 1]] for row in rows]
         self.lengths = [sum(span.stop - span.start for span in spans) for spans in self.keys]
-        self._masks: dict[Any, list[Tensor | None]] = {}
-        self._batches: dict[Any, Batch] = {}
-        self._tensors: dict[torch.device, dict[str, Any]] = {}
+        self._made: dict[Any, Any] = {}
 
     @staticmethod
     def of(mask: Tensor) -> Layout:
@@ -103,42 +101,40 @@ class Layout:
             mask.basis_layout = found  # type: ignore[attr-defined]
         return found
 
-    def masks(self, window: int | None, additive: torch.dtype | None, device: torch.device) -> list[Tensor | None]:
-        """For each segment ``(1, 1, queries, keys)``; None where plain causal attention is right."""
-        kind = (window, additive, device)
-        if kind not in self._masks:
-            spans = [query.stop - query.start for query in self.queries]
-            pairs = zip(spans, self.lengths, strict=True)
-            self._masks[kind] = [_mask(queries, keys, *kind) for queries, keys in pairs]
-        return self._masks[kind]
-
-    def batch(self, window: int | None, additive: torch.dtype | None, device: torch.device) -> Batch:
-        """All segments side by side, padded to the longest."""
-        kind = ("batch", window, additive, device)
-        if kind not in self._batches:
-            self._batches[kind] = _batch(self, window, additive, device)
-        return self._batches[kind]
-
-    def _on(self, device: torch.device) -> dict[str, Any]:
-        if device not in self._tensors:
-            keys = [at for spans in self.keys for span in spans for at in range(span.start, span.stop)]
-            spans = [query.stop - query.start for query in self.queries]
-            self._tensors[device] = {
-                "keys": torch.tensor(keys, device=device),
-                "cu_seq_lens_q": _running_sums(spans, device),
-                "cu_seq_lens_k": _running_sums(self.lengths, device),
-                "max_length_q": max(spans),
-                "max_length_k": max(self.lengths),
-            }
-        return self._tensors[device]
+    def once(self, make: Callable[..., Any], *kind: Any) -> Any:
+        """``make(self, *kind)``, computed by the first layer that asks for it."""
+        if (make, kind) not in self._made:
+            self._made[make, kind] = make(self, *kind)
+        return self._made[make, kind]
 
     def gathered(self, *tensors: Tensor) -> list[Tensor]:
         """``(1, heads, M, D)`` -> ``(1, heads, sum of each segment's keys, D)``."""
-        return [tensor.index_select(2, self._on(tensor.device)["keys"]) for tensor in tensors]
+        return [tensor.index_select(2, self.once(_key_places, tensor.device)) for tensor in tensors]
 
     def bounds(self, like: Tensor) -> dict[str, Any]:
         """Where segments begin and end among queries and keys, by flash attention's names in transformers."""
-        return {name: value for name, value in self._on(like.device).items() if name != "keys"}
+        return self.once(_bounds, like.device)
+
+
+def _key_places(layout: Layout, device: torch.device) -> Tensor:
+    places = [at for spans in layout.keys for span in spans for at in range(span.start, span.stop)]
+    return torch.tensor(places, device=device)
+
+
+def _bounds(layout: Layout, device: torch.device) -> dict[str, Any]:
+    spans = [query.stop - query.start for query in layout.queries]
+    return {
+        "cu_seq_lens_q": _running_sums(spans, device),
+        "cu_seq_lens_k": _running_sums(layout.lengths, device),
+        "max_length_q": max(spans),
+        "max_length_k": max(layout.lengths),
+    }
+
+
+def _masks(layout: Layout, *kind: Any) -> list[Tensor | None]:
+    """For each segment ``(1, 1, queries, keys)``; None where plain causal attention is right."""
+    spans = [query.stop - query.start for query in layout.queries]
+    return [_mask(queries, keys, *kind) for queries, keys in zip(spans, layout.lengths, strict=True)]
 
 
 def _running_sums(lengths: list[int], device: torch.device) -> Tensor:
@@ -201,7 +197,8 @@ def _as_batch(
     original: Attention, name: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, layout: Layout,
     *args: Any, **kwargs: Any,
 ) -> Tensor:  # fmt: skip
-    batch = layout.batch(_window(module, kwargs), query.dtype if name == "eager" else None, query.device)
+    additive = query.dtype if name == "eager" else None
+    batch: Batch = layout.once(_batch, _window(module, kwargs), additive, query.device)
     count = len(batch.real)
 
     def rows(tensor: Tensor, places: Tensor) -> Tensor:
@@ -224,8 +221,7 @@ def _kernel_of_short_rows(query: Tensor) -> contextlib.AbstractContextManager[No
 
 def _window(module: nn.Module, kwargs: dict[str, Any]) -> int | None:
     """Tokens that a token sees, itself included; None without a sliding window."""
-    found: int | None = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
-    return found
+    return kwargs.get("sliding_window", getattr(module, "sliding_window", None))
 
 
 def _by_segment(
@@ -233,7 +229,7 @@ def _by_segment(
     *args: Any, **kwargs: Any,
 ) -> Tensor:  # fmt: skip
     additive = query.dtype if name == "eager" else None
-    masks = layout.masks(_window(module, kwargs), additive, query.device)
+    masks = layout.once(_masks, _window(module, kwargs), additive, query.device)
     found = []
     for span, spans, mask in zip(layout.queries, layout.keys, masks, strict=True):
         keys = _joined(key, spans)

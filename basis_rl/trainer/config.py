@@ -150,7 +150,6 @@ class BasisConfig(GRPOConfig):
             # `super().__post_init__` makes DeepSpeed compile, which would wait for the lock of a process that was
             # killed.
             break_abandoned_locks()
-        self._check_batches()
         if generations == 1:
             self.num_generations = _One(1)
         try:
@@ -170,16 +169,12 @@ class BasisConfig(GRPOConfig):
             "num_iterations",
             "steps_per_generation",
         )
-        for name in (*counts, "generation_batch_size", "max_completion_length"):
+        least = dict.fromkeys((*counts, "generation_batch_size", "max_completion_length"), 1)
+        least |= dict.fromkeys(("hub_retries", "hub_retry_wait", "keep_rollouts_mb"), 0)
+        for name, bound in least.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
-        if self.hub_retries < 0 or self.hub_retry_wait < 0:
-            raise ValueError(
-                f"hub_retries and hub_retry_wait must be at least 0, got {self.hub_retries}, {self.hub_retry_wait}."
-            )
-        if self.keep_rollouts_mb < 0:
-            raise ValueError(f"keep_rollouts_mb must be at least 0, got {self.keep_rollouts_mb}. 0 keeps none.")
+            if value is not None and value < bound:
+                raise ValueError(f"{name} must be at least {bound}, got {value}.")
         if self.on_invalid_gold not in ("error", "drop"):
             raise ValueError(f"on_invalid_gold must be 'error' or 'drop', got '{self.on_invalid_gold}'.")
         if self.packing not in ("auto", "none"):
@@ -193,19 +188,6 @@ class BasisConfig(GRPOConfig):
             key: plain_values(redact(value)) if type(value) is dict else value
             for key, value in super().to_dict().items()
         }
-
-    def _check_batches(self) -> None:
-        several = int(os.environ.get("WORLD_SIZE", "1"))
-        size = self.per_device_train_batch_size * several
-        whole = self.generation_batch_size
-        if whole is None or self.steps_per_generation is not None or whole % size == 0:
-            return
-        processes = f" x {several} processes" * (several > 1)
-        raise ValueError(
-            f"generation_batch_size ({whole}) must be a multiple of per_device_train_batch_size "
-            f"({self.per_device_train_batch_size}{processes}): set it to {max(1, whole // size) * size} or "
-            f"{(whole // size + 1) * size}, or lower per_device_train_batch_size."
-        )
 
     def _check_prefetch(self) -> None:
         if not self.async_prefetch:
@@ -283,6 +265,8 @@ def without_secrets(args: BasisConfig) -> BasisConfig:
 
 # What TRL and transformers refuse without saying which keys to set.
 _WAYS_OUT = {
+    "divisible by the global batch size": "That is per_device_train_batch_size x processes: set generation_batch_size "
+    "to a multiple of it, or lower per_device_train_batch_size.",
     "divisible by num_generations": "It is per_device_train_batch_size x gradient_accumulation_steps (or "
     "steps_per_generation) x processes: change one of these, or num_generations.",
     "doesn't support bf16": "For a CPU set use_cpu: true and bf16: false.",

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map
 from transformers.integrations import deepspeed
 
 from basis_rl.baselines import LearnedBaseline
 from basis_rl.functional.packing import pack_rows
+from basis_rl.run.seams import attributes
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.packing import Method, enable_packing, positions_of
 from basis_rl.trainer.scoring import HiddenStates, random_numbers_kept
-from basis_rl.trainer.shards import load_module, load_optimizer, policy_is_sharded, shard, whole, whole_tensor
 from basis_rl.types import RolloutBatch
 
 NETWORK_FILE = "baseline_module.pt"
@@ -47,7 +50,8 @@ class Critic:
         self.hidden = HiddenStates(policy) if baseline.reads_hidden_states else None
         device = accelerator.device
         # The same weights on every rank, and the run's random numbers as they would be without a critic.
-        with random_numbers_kept(device), _not_sharded():
+        # Without its configuration of DeepSpeed, transformers loads a model whole, under ZeRO-3 as well.
+        with random_numbers_kept(device), attributes(deepspeed, _hf_deepspeed_config_weak_ref=None):
             torch.manual_seed(args.seed)
             self.module = baseline.build_module(policy, tokenizer)
         self.method = _method_of(self.module, args)
@@ -82,13 +86,11 @@ class Critic:
         tokens = output["completion_ids"].shape[1]
         with torch.no_grad():
             rows = torch.arange(len(output["completion_ids"]))
-            found = torch.cat([self._predict(inputs, chunk, tokens) for chunk in self._micro_batches(rows)])
+            chunks = rows.split(self.args.per_device_train_batch_size)
+            found = torch.cat([self._predict(inputs, chunk, tokens) for chunk in chunks])
         self._kept[step] = {key: value.cpu() for key, value in inputs.items()}
         self._kept[step]["tokens"] = torch.tensor(tokens)
         return found
-
-    def _micro_batches(self, rows: Tensor) -> tuple[Tensor, ...]:
-        return rows.split(self.args.per_device_train_batch_size)
 
     def _predict(self, inputs: dict[str, Tensor], rows: Tensor, tokens: int) -> Tensor:
         device = self.accelerator.device
@@ -138,7 +140,7 @@ class Critic:
         device = self.accelerator.device
         self.optimizer.zero_grad(set_to_none=True)
         sums: dict[str, Tensor] = {}
-        for chunk in self._micro_batches(places):
+        for chunk in places.split(self.args.per_device_train_batch_size):
             predicted = self._predict(inputs, chunk - first, tokens)
             loss = self.baseline.loss(predicted, batch.take(chunk, tokens))
             counted = loss.counts.to(predicted.dtype)
@@ -216,12 +218,61 @@ def _method_of(module: nn.Module, args: BasisConfig) -> Method | None:
     return enable_packing(backbone, args)
 
 
-@contextmanager
-def _not_sharded() -> Iterator[None]:
-    """Within it transformers loads models whole, though DeepSpeed's ZeRO-3 is configured."""
-    kept = deepspeed._hf_deepspeed_config_weak_ref
-    deepspeed._hf_deepspeed_config_weak_ref = None
-    try:
-        yield
-    finally:
-        deepspeed._hf_deepspeed_config_weak_ref = kept
+# The module over all ranks by PyTorch's `fully_shard` (FSDP2), beside a policy of any engine.
+
+
+def policy_is_sharded(accelerator: Accelerator) -> bool:
+    """Whether no rank holds all of the policy: ZeRO-3 or FSDP, on several ranks."""
+    if accelerator.num_processes == 1:
+        return False
+    kind = accelerator.distributed_type
+    zero3 = kind == DistributedType.DEEPSPEED and int(accelerator.state.deepspeed_plugin.zero_stage) == 3
+    return zero3 or kind == DistributedType.FSDP
+
+
+def shard(module: nn.Module, accelerator: Accelerator) -> None:
+    """Leave each rank its part of every parameter. What is in a list of modules (layers) is gathered one at a time."""
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    for part in list(module.modules()):
+        if isinstance(part, nn.ModuleList):
+            for layer in part:
+                fully_shard(layer, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+
+
+def whole(tree: Any) -> Any:
+    """The same with every sharded tensor gathered, on the CPU. Collective."""
+    return tree_map(lambda x: whole_tensor(x).cpu() if isinstance(x, Tensor) else x, tree)
+
+
+def whole_tensor(value: Tensor) -> Tensor:
+    """The tensor itself, or gathered from all ranks. Collective."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def part_like(value: Tensor, parameter: Tensor) -> Tensor:
+    """A whole tensor as `parameter` is kept on this rank: sharded like it if it has its shape, else as it is."""
+    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+        return value
+    value = value.to(parameter.device)
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def load_module(module: nn.Module, state: dict[str, Tensor]) -> None:
+    """Restore the whole tensors of a module's `state_dict`."""
+    own = module.state_dict()
+    module.load_state_dict({key: part_like(value, own[key]) for key, value in state.items()})
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Restore the whole tensors of an optimizer's `state_dict`; learning rates stay those that it was built with."""
+    # A resumed run may have another learning rate, which is allowed.
+    rates = [group["lr"] for group in optimizer.param_groups]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parts = {
+        index: {key: part_like(value, parameters[index]) for key, value in entry.items()}
+        for index, entry in state["state"].items()
+    }
+    optimizer.load_state_dict({**state, "state": parts})
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate

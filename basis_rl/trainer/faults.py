@@ -1,4 +1,4 @@
-"""What may end a long run, and what tells how stable it is: signals, gradients that are not finite, their noise."""
+"""Stops a run on signals, skips steps whose gradients are not finite, and measures the variance of gradients."""
 
 from __future__ import annotations
 

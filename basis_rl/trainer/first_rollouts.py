@@ -1,4 +1,4 @@
-"""If the first rollouts of a run teach nothing, says what they show of the reason, before hours are spent on more."""
+"""If all rewards of a run's first rollouts are equal, explains what those rollouts show about the reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from basis_rl.data import problem_text
 from basis_rl.rewards.base import GoldChecker
 from basis_rl.rewards.extract import completion_text, last_boxed
 
+# If the rewards of so many rollouts are all equal, that is worth a message.
 FIRST = 64
+# Characters of a prompt and of a rollout that the message quotes.
 _SHOWN = 1000
 
 
@@ -34,7 +36,7 @@ def reads_boxes(functions: Sequence[Any]) -> bool:
 def explanation(
     rewards: Sequence[float], rollouts: Sequence[Rollout], ends: Collection[int], limit: int | None, *, boxes: bool
 ) -> str | None:
-    """If all rewards are equal, what the rollouts show of the reason, with one of them; None if they differ.
+    """The message if all rewards are equal: what the rollouts show about the reason, and one of them. None if not.
 
     Args:
         rewards: of all ranks; NaN where there is none.

@@ -1,4 +1,4 @@
-"""From what each rank holds to the one batch that every rank sees."""
+"""Gathers the rows of all ranks into one batch, which every rank sees, and takes a rank's rows out of it again."""
 
 from __future__ import annotations
 

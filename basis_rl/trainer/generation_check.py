@@ -49,7 +49,9 @@ def check_generation(args: BasisConfig) -> None:
     Raises:
         ValueError: a key that the engine does not know, or that contradicts a setting.
     """
-    known = VLLM_SAMPLING if args.use_vllm else _transformers_keys()
+    # TRL itself sets disable_compile.
+    of_transformers = {name for name in vars(GenerationConfig()) if not name.startswith("_")} - {"disable_compile"}
+    known = VLLM_SAMPLING if args.use_vllm else of_transformers
     given = generation_kwargs_of(args)
     if args.mask_truncated_completions and (given.get("stop_strings") or given.get("stop")):
         raise ValueError(
@@ -100,8 +102,3 @@ def require_tokens(completion_ids: Sequence[Sequence[int]], source: str) -> None
             f"{source} returned {len(empty)} of {len(completion_ids)} rollouts without a token (the first is "
             f"{empty[0]}). A rollout has at least an end token."
         )
-
-
-def _transformers_keys() -> set[str]:
-    """Those of `GenerationConfig` that TRL does not set itself."""
-    return {name for name in vars(GenerationConfig()) if not name.startswith("_")} - {"disable_compile"}

@@ -51,8 +51,7 @@ def per_rollout(values: Tensor, mask: Tensor) -> list[float]:
     """``(N,)`` of values of each rollout, or of each token: their means over the tokens that the policy sampled."""
     if values.ndim == 2:
         values = (values.cpu() * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-    found: list[float] = values.tolist()
-    return found
+    return values.tolist()
 
 
 def rollout_rows(

@@ -160,8 +160,7 @@ def loss_inputs(inputs: Inputs, log_probs: Tensor, entropy: Tensor, args: BasisC
 
 def action_mask(inputs: Inputs) -> Tensor:
     """``(B, T)``, 1 on the tokens that the policy sampled: no padding, no output of tools."""
-    mask: Tensor = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-    return mask
+    return inputs["completion_mask"] * inputs.get("tool_mask", 1)
 
 
 def without_old_log_probs(inputs: Inputs) -> Inputs:
@@ -181,8 +180,3 @@ def token_means(accelerator: Accelerator, values: Mapping[str, Tensor], mask: Te
         return {}
     totals = accelerator.reduce(torch.stack(sums), reduction="sum").tolist()
     return {name: total / max(1.0, count) for name, total, count in zip(values, totals[::2], totals[1::2], strict=True)}
-
-
-def kl_penalty(args: BasisConfig, old_log_probs: Tensor, output: Inputs) -> Tensor:
-    """``(B, T)`` KL estimate of each token, ``KL(pi_old || pi_ref)`` (REINFORCE++ Eq. 4), without its coefficient."""
-    return kl_estimate(old_log_probs, output["ref_per_token_logps"], cast(Estimator, args.kl_estimator))

@@ -28,10 +28,9 @@ def check_trained(model: nn.Module) -> None:
 
 
 def copy_reference(accelerator: Accelerator, model: nn.Module, reference: Any) -> None:
-    """Copy the weights of `model`, an object, into the KL reference, which TRL loads from the path that `model` came
-    from.
+    """Copy the weights of `model` into the KL reference; only warn if the reference is sharded already.
 
-    Where the reference is sharded already, this is a warning.
+    TRL loads the reference from the path that `model` was loaded from, but the object may have changed since.
     """
     if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
         _logger.warning(

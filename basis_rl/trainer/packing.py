@@ -17,6 +17,7 @@ from basis_rl.trainer.attention import attention_name, is_known, let_through_pac
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.head import compact_head
 
+# TRL's label for a token that is not scored.
 IGNORED = -100
 # Layers whose tokens meet in attention only; others carry a state along the row, or cut it into chunks.
 LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
@@ -187,30 +188,15 @@ def reordered(batches: Sequence[dict[str, Any]], window: int, shared: bool) -> l
     found: list[dict[str, Any]] = []
     for begin in range(0, len(batches), window):
         chosen = batches[begin : begin + window]
-        lengths = [
-            length
-            for batch in chosen
-            for length in (batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)).tolist()
-        ]
-        prompts = [tuple(row) for batch in chosen for row in batch["prompt_ids"].tolist()]
+        # Of a tensor without rows, and of anything else, all micro-batches have the same.
+        names = [name for name, value in chosen[0].items() if isinstance(value, Tensor) and value.ndim]
+        whole = {name: torch.cat([batch[name] for batch in chosen]) for name in names}
+        lengths = (whole["prompt_mask"].sum(1) + whole["completion_mask"].sum(1)).tolist()
+        prompts = [tuple(row) for row in whole["prompt_ids"].tolist()]
         numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
         groups = [numbers[prompt] for prompt in prompts] if shared else range(len(prompts))
-        order = window_order(lengths, groups, len(chosen))
-        size = len(order) // len(chosen)
-        for part in range(len(chosen)):
-            rows = torch.tensor(order[part * size : (part + 1) * size])
-            found.append(_rows_of(chosen, rows, size))
+        order = torch.tensor(window_order(lengths, groups, len(chosen)))
+        for rows in order.chunk(len(chosen)):
+            moved = {name: value[rows.to(value.device)] for name, value in whole.items()}
+            found.append({**chosen[0], **moved})
     return found
-
-
-def _rows_of(batches: Sequence[dict[str, Any]], rows: Tensor, size: int) -> dict[str, Any]:
-    """A micro-batch of these rows of several, numbered through."""
-
-    def chosen(name: str) -> Any:
-        value = batches[0][name]
-        if not isinstance(value, Tensor) or value.ndim == 0:
-            return value
-        return torch.cat([batch[name] for batch in batches])[rows.to(value.device)]
-
-    assert all(len(batch["prompt_ids"]) == size for batch in batches)
-    return {name: chosen(name) for name in batches[0]}

@@ -13,7 +13,7 @@ import inspect
 import logging
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -27,23 +27,14 @@ from transformers import AutoModelForCausalLM, Trainer, get_scheduler
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
-from basis_rl.baselines import (
-    BASELINES,
-    Baseline,
-    DrGrpo,
-    Gdpo,
-    Grpo,
-    LearnedBaseline,
-    NoBaseline,
-    baseline_name,
-    build_baseline,
-)
+from basis_rl.baselines import BASELINES, Baseline, DrGrpo, Gdpo, Grpo, LearnedBaseline, NoBaseline, baseline_name
 from basis_rl.data import problem_text
 from basis_rl.data.prompts import IMAGES, TAKEN
 from basis_rl.engine import Sampling
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.names import Mistakes, kind_of
 from basis_rl.objectives import OBJECTIVES, AnyObjective, TrlObjective, for_token_advantages, objective_name
+from basis_rl.registry import build
 from basis_rl.rewards.base import check_reward_columns, declared_range, read_columns
 from basis_rl.rewards.golds import invalid_golds, without_invalid_golds
 from basis_rl.rewards.registry import REWARDS, build_reward
@@ -53,17 +44,13 @@ from basis_rl.samplers import SAMPLERS, PromptSampler, build_sampler, sampler_na
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.gather import prompt_ids_of
 from basis_rl.trainer.generation_check import check_generation, check_truncated_sampling, generation_kwargs_of
-from basis_rl.trainer.prompt_check import (
-    check_prompts,
-    check_template,
-    first_rows,
-    render_prompt,
-)
+from basis_rl.trainer.prompt_check import check_prompts, check_template, first_rows, render_prompt
 from basis_rl.trainer.tool_check import as_functions, check_tools
 from basis_rl.types import SIGNALS, RunContext
 from basis_rl.values.provenance import fingerprint, run_provenance
 
 _logger = logging.getLogger(__name__)
+# Values of difficulty_column: each of them becomes a metric.
 _MOST_DIFFICULTIES = 20
 # How many prompts are tokenized to find the longest: to tokenize all of them may take a minute.
 _LONGEST = 256
@@ -178,9 +165,9 @@ def plan_run(
     args, found = with_objective(as_config(args, model), objective)
     plan = Plan(
         args=args,
-        baseline=as_baseline(baseline),
+        baseline=as_object("baseline", baseline, BASELINES, Baseline),
         objective=found,
-        sampler=as_sampler(prompt_sampler),
+        sampler=as_object("prompt_sampler", prompt_sampler, SAMPLERS, PromptSampler),
         reward_funcs=as_rewards(reward_funcs, args),
         kwargs={**kwargs, "tools": as_functions(kwargs.get("tools")) or None},
     )
@@ -305,43 +292,19 @@ def check_temperature(plan: Plan) -> None:
         )
 
 
-def check_kwargs(plan: Plan) -> None:
-    """`generation_kwargs` do not contradict the settings."""
-    check_generation(plan.args)
-
-
-def check_vocabulary(plan: Plan) -> None:
-    """Rollouts are drawn from the vocabulary that the loss scores."""
-    check_truncated_sampling(plan.args)
-
-
-# What no run can have, and the way out.
-_WRONG: tuple[tuple[Callable[[BasisConfig], bool], str], ...] = (
-    (
-        lambda args: bool(args.remove_unused_columns),
-        "remove_unused_columns: true takes away the columns that reward functions read. Leave it out.",
-    ),
-    (
-        lambda args: not all(map(math.isfinite, args.reward_weights or ())),
-        "reward_weights must be finite numbers: every reward would be NaN or infinite. Leave a function out by 0.",
-    ),
-    (
-        lambda args: args.max_steps == 0 or args.max_steps < -1,
-        "max_steps must be a number of steps above 0, or -1, which leaves the length to num_train_epochs.",
-    ),
-    (
-        lambda args: args.use_liger_kernel and find_spec("liger_kernel") is None,
-        "use_liger_kernel needs liger-kernel, which is not installed: `pip install liger-kernel`, or leave it out.",
-    ),
-    (lambda args: args.max_steps < 0 and args.num_train_epochs <= 0, "num_train_epochs must be above 0."),
-)
-
-
 def check_values(plan: Plan) -> None:
     """No setting has a value that no run can have."""
-    for is_wrong, message in _WRONG:
-        if is_wrong(plan.args):
-            raise ValueError(message)
+    args = plan.args
+    if args.remove_unused_columns:
+        raise ValueError("remove_unused_columns: true takes away the columns that reward functions read. Leave it out.")
+    if not all(map(math.isfinite, args.reward_weights or ())):
+        raise ValueError("reward_weights must be finite numbers, or rewards are NaN or infinite. 0 leaves one out.")
+    if args.max_steps == 0 or args.max_steps < -1:
+        raise ValueError("max_steps must be above 0, or -1, which leaves the length to num_train_epochs.")
+    if args.use_liger_kernel and find_spec("liger_kernel") is None:
+        raise ValueError("use_liger_kernel needs liger-kernel: `pip install liger-kernel`, or leave it out.")
+    if args.max_steps < 0 and args.num_train_epochs <= 0:
+        raise ValueError("num_train_epochs must be above 0.")
     if (asked := asked_processes()) > 1:
         raise ValueError(
             f"accelerate launch was asked for {asked} processes and has started one: with --cpu it starts no more. "
@@ -514,8 +477,8 @@ OF_SETTINGS: tuple[Check, ...] = (
     check_reporters,
     check_values,
     check_temperature,
-    check_kwargs,
-    check_vocabulary,
+    lambda plan: check_generation(plan.args),
+    lambda plan: check_truncated_sampling(plan.args),
     check_optimizer,
     check_folder,
     check_baseline_needs,
@@ -554,12 +517,8 @@ def check_columns(plan: Plan) -> None:
     dataset = plan.first_rows
     if dataset is None:
         raise ValueError(
-            f"train_dataset must be one Dataset or IterableDataset, got {kind_of(plan.train_dataset)}"
-            + (
-                f" of {', '.join(plan.train_dataset)}: take one of them."
-                if isinstance(plan.train_dataset, dict)
-                else "."
-            )
+            f"train_dataset must be one Dataset or IterableDataset, got {kind_of(plan.train_dataset)}. Of several "
+            "datasets, take one or concatenate them."
         )
     if taken := sorted(TAKEN & set(dataset.column_names)):
         raise ValueError(
@@ -678,17 +637,13 @@ def check_prefetch(plan: Plan) -> None:
     """With ``async_prefetch`` the next batch's request can be known ahead: no stream, no images, single turns."""
     if not plan.args.async_prefetch:
         return
-    turns = _given(plan, "tools", "environment_factory", "rollout_func")
-    if turns or not isinstance(plan.train_dataset, Dataset):
-        what = f"{', '.join(turns)}" if turns else "a streamed dataset"
-        raise ValueError(f"async_prefetch does not work with {what}: leave it out.")
-    if IMAGES & set(plan.train_dataset.column_names):
-        raise ValueError("async_prefetch does not work with images: leave it out.")
-
-
-def check_tool_data(plan: Plan) -> None:
-    """Prompts and chat template work with tools."""
-    check_tools(plan.tools, plan.tokenizer, plan.train_dataset, plan.args, plan.args.world_size)
+    other = _given(plan, "tools", "environment_factory", "rollout_func")
+    if not isinstance(plan.train_dataset, Dataset):
+        other.append("a streamed dataset")
+    elif IMAGES & set(plan.train_dataset.column_names):
+        other.append("images")
+    if other:
+        raise ValueError(f"async_prefetch does not work with {', '.join(other)}: leave it out.")
 
 
 DATA: tuple[Check, ...] = (
@@ -699,7 +654,7 @@ DATA: tuple[Check, ...] = (
     name_leftovers,
     check_eval_data,
     check_prefetch,
-    check_tool_data,
+    lambda plan: check_tools(plan.tools, plan.tokenizer, plan.train_dataset, plan.args),
     check_rows,
     check_templates,
 )
@@ -830,44 +785,27 @@ def as_config(args: BasisConfig | None, model: Any) -> BasisConfig:
     if args is None:
         name = model if isinstance(model, str) else model.config._name_or_path
         return BasisConfig(f"{name.rstrip('/').split('/')[-1]}-BASIS")
-    _refuse_class("args", args, ())
+    _refuse_class("args", args, {})
     if not isinstance(args, BasisConfig):
         raise ValueError(f"args must be a BasisConfig, got {type(args).__name__}; it takes the same settings.")
     return args
 
 
-def as_baseline(baseline: str | Baseline) -> Baseline:
-    """The baseline by its registered name, or the object.
+def as_object(what: str, given: Any, known: Mapping[str, type], base: type) -> Any:
+    """A baseline or a prompt sampler: by its registered name, as ``module:Class``, or the object itself.
 
     Raises:
-        ValueError: an unknown name, a class, or an object that is not a baseline.
+        ValueError: an unknown name, a class, or an object that is none of a subclass of `base`.
     """
-    if isinstance(baseline, str):
-        return build_baseline(baseline)
-    _refuse_class("baseline", baseline, [name for name, kind in BASELINES.items() if kind is baseline])
-    if not isinstance(baseline, Baseline):
+    if isinstance(given, str):
+        return build(what, known, base, given, {})
+    _refuse_class(what, given, known)
+    if not isinstance(given, base):
         raise ValueError(
-            f"baseline must be a registered name or an object of a subclass of basis_rl.Baseline, got a "
-            f"{type(baseline).__name__}."
+            f"{what} must be a name ({', '.join(known)}), 'module:Class' or an object of a subclass of "
+            f"{base.__name__}, got {kind_of(given)}."
         )
-    return baseline
-
-
-def as_sampler(sampler: str | PromptSampler) -> PromptSampler:
-    """The prompt sampler by its name, or the object.
-
-    Raises:
-        ValueError: an unknown name, a class, or an object that is not a prompt sampler.
-    """
-    if isinstance(sampler, str):
-        return build_sampler(sampler)
-    _refuse_class("prompt_sampler", sampler, [name for name, kind in SAMPLERS.items() if kind is sampler])
-    if not isinstance(sampler, PromptSampler):
-        raise ValueError(
-            f"prompt_sampler must be a name ({', '.join(SAMPLERS)}), 'module:Class' or an object, got "
-            f"{type(sampler).__name__}."
-        )
-    return sampler
+    return given
 
 
 def as_rewards(reward_funcs: Any, args: BasisConfig) -> list[Any]:
@@ -886,7 +824,7 @@ def as_rewards(reward_funcs: Any, args: BasisConfig) -> list[Any]:
 
 def _as_reward(given: Any, args: BasisConfig) -> Any:
     if not isinstance(given, str):
-        _refuse_class("reward_funcs", given, [name for name, kind in REWARDS.items() if kind is given])
+        _refuse_class("reward_funcs", given, REWARDS)
         return given
     # TRL loads reward models itself.
     if "/" in given or Path(given).is_dir():
@@ -923,9 +861,9 @@ def as_dataset(rows: Any, what: str) -> Any:
     return Dataset.from_list([dict(row) for row in rows])
 
 
-def _refuse_class(what: str, given: Any, names: Collection[str]) -> None:
-    """Raise ValueError for a class where an object is needed; `names` are what it is registered as."""
+def _refuse_class(what: str, given: Any, known: Mapping[str, Any]) -> None:
+    """Raise ValueError for a class where an object is needed; `known` has the registered classes by name."""
     if isinstance(given, type):
         name = given.__name__
-        registered = "".join(f", or its name '{each}'" for each in names)
+        registered = "".join(f", or its name '{key}'" for key, kind in known.items() if kind is given)
         raise ValueError(f"{what} must be an object, and {name} is a class: give {name}(...){registered}.")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-Rows = list[dict[str, Any]]
 
-
+@dataclass
 class Prefetch:
     """Asks the vLLM server for generation batch k + 1 as soon as it has the weights for it, before k is trained on.
 
@@ -25,21 +25,15 @@ class Prefetch:
         rows: this rank's rows of the generation batch with a given number.
         tokenize: prompts -> their token ids.
         is_main: whether this is the main process, which logs.
+        is_stopping: whether the run has been asked to stop.
     """
 
-    def __init__(
-        self,
-        engine: Any,
-        rows: Callable[[int], Rows],
-        tokenize: Callable[[list[Any]], list[list[int]]],
-        *,
-        is_main: bool,
-    ) -> None:
-        self.engine = engine
-        self.rows = rows
-        self.tokenize = tokenize
-        self.is_main = is_main
-        self._generated = -1
+    engine: Any
+    rows: Callable[[int], list[dict[str, Any]]]
+    tokenize: Callable[[list[Any]], list[list[int]]]
+    is_main: bool
+    is_stopping: Callable[[], bool]
+    _generated: int = field(default=-1, init=False)
 
     def after_generation(self, number: int, last: int, num_generations: int, step: int) -> dict[str, float]:
         """Ask for the next batch, if the run has one.
@@ -68,18 +62,14 @@ class Prefetch:
             self.engine.ask_ahead(self.tokenize(prompts), num_generations, step)
         return metrics
 
-    def state_dict(self, *, stopping: bool) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The next batch's rollouts, ``ahead``. A resumed run could not sample them again, since their weights are
         gone. None if there are none, and on all but the main process.
 
-        It waits for a request that is running, unless the run is `stopping`: then the next batch is generated again.
+        It waits for a request that is running, unless the run is stopping: then the next batch is generated again.
         """
-        return {"ahead": self.engine.ahead_state(wait=not stopping)}
+        return {"ahead": self.engine.ahead_state(wait=not self.is_stopping())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`'s result."""
         self.engine.set_ahead(state["ahead"])
-
-    def drop(self) -> None:
-        """Forget the request that is under way."""
-        self.engine.set_ahead(None)

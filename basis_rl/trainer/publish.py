@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 import yaml
-from accelerate import Accelerator, PartialState
+from accelerate import PartialState
 from accelerate.utils import is_peft_model
 from huggingface_hub import CommitInfo, ModelCard, hf_hub_download
-from transformers import TrainerState
 from transformers.trainer_utils import HubStrategy
 
 from basis_rl.baselines import Baseline, baseline_name
@@ -34,7 +33,7 @@ from basis_rl.run.ranks import on_main_process
 from basis_rl.run.record import Artefact, License, RunInfo, is_hub_id, save_run_info
 from basis_rl.run.redact import public_path, redact
 from basis_rl.run.run_lock import check_place
-from basis_rl.samplers import PromptSampler, sampler_name
+from basis_rl.samplers import sampler_name
 from basis_rl.trainer.config import BasisConfig, changed_settings
 from basis_rl.values import ValueTable
 from basis_rl.values.provenance import model_revision, reward_identity
@@ -265,60 +264,46 @@ class Origin:
         return License(id=data.license, name=data.license_name, link=link) if data.license else None
 
 
-def run_info(
-    *,
-    args: BasisConfig,
-    state: TrainerState,
-    origin: Origin,
-    accelerator: Accelerator,
-    model: Any,
-    baseline: Baseline,
-    sampler: PromptSampler,
-    reward_funcs: Sequence[Any],
-    train_dataset: Any,
-    rollouts: int,
-    stopped: bool,
-    model_name: str,
-    hub_model_id: str | None = None,
-    dataset_name: str | None = None,
-    tags: Iterable[str] = (),
-) -> RunInfo:
-    """What ``run.json`` and the card tell about a run as it stands; `stopped`: by a signal."""
+def run_info(run: Any, model_name: str, dataset_name: str | None = None, tags: Iterable[str] = ()) -> RunInfo:
+    """What ``run.json`` and the card tell about `run`, a `BasisTrainer`, at this step; see `create_model_card`."""
+    args = run.args
+    state = run.state
+    processes = run.accelerator.num_processes
     rewards = [row["reward"] for row in state.log_history if row.get("reward") is not None]
     ended = any("train_runtime" in row for row in state.log_history) or 0 < state.max_steps <= state.global_step
-    dataset_name = dataset_name or origin.dataset_name
-    size = f"{len(train_dataset):,} problems" if hasattr(train_dataset, "__len__") else "a stream of problems"
-    deepspeed = getattr(accelerator.state, "deepspeed_plugin", None) is not None
+    dataset_name = dataset_name or run.origin.dataset_name
+    size = f"{len(run.train_dataset):,} problems" if hasattr(run.train_dataset, "__len__") else "a stream of problems"
+    deepspeed = getattr(run.accelerator.state, "deepspeed_plugin", None) is not None
     extras = [*(["vllm"] if args.use_vllm else []), *(["deepspeed"] if deepspeed else [])]
     on_gpu = torch.cuda.is_available() and not args.use_cpu
-    on_cpu = f"{accelerator.num_processes} process(es) on a CPU ({platform.machine()}, {os.cpu_count()} cores)"
+    on_cpu = f"{processes} process(es) on a CPU ({platform.machine()}, {os.cpu_count()} cores)"
     return RunInfo(
         model_name=model_name,
-        hub_model_id=hub_model_id,
-        **origin.base_model(),
+        hub_model_id=run.hub_model_id,
+        **run.origin.base_model(),
         datasets=[dataset_name] if dataset_name and is_hub_id(dataset_name) else [],
         data=f"{size} of {public_path(dataset_name)}" if dataset_name else size,
-        baseline=baseline_name(baseline),
-        baseline_parameters={key: _shown(value) for key, value in baseline.parameters.items()},
-        sampler=sampler_name(sampler),
-        sampler_parameters={key: _shown(value) for key, value in sampler.parameters.items()},
-        artefacts=artefacts_of(baseline),
-        objective=origin.objective,
-        reward=reward_identity(reward_funcs, args.reward_weights),
+        baseline=baseline_name(run.baseline),
+        baseline_parameters={key: _shown(value) for key, value in run.baseline.parameters.items()},
+        sampler=sampler_name(run.sampler),
+        sampler_parameters={key: _shown(value) for key, value in run.sampler.parameters.items()},
+        artefacts=artefacts_of(run.baseline),
+        objective=run.origin.objective,
+        reward=reward_identity(run.functions, args.reward_weights),
         settings=_settings(args),
-        compared=_compared(args, accelerator.num_processes),
+        compared=_compared(args, processes),
         step=state.global_step,
         max_steps=max(state.max_steps, state.global_step),
-        rollouts=rollouts,
+        rollouts=run.spending.rollouts,
         reward_curve=(rewards[0], rewards[-1]) if rewards else None,
         seed=args.seed,
-        hardware=f"{accelerator.num_processes} x {torch.cuda.get_device_name(0)}" if on_gpu else on_cpu,
+        hardware=f"{processes} x {torch.cuda.get_device_name(0)}" if on_gpu else on_cpu,
         versions={"Python": platform.python_version(), **versions(*_PACKAGES, *extras)},
-        recipe=origin.recipe or yaml.safe_dump(changed_settings(args), sort_keys=False),
-        command=origin.command,
-        library="peft" if is_peft_model(model) else "transformers",
+        recipe=run.origin.recipe or yaml.safe_dump(changed_settings(args), sort_keys=False),
+        command=run.origin.command,
+        library="peft" if is_peft_model(run.model) else "transformers",
         tags=["generated_from_trainer", *sorted(tags)],
-        finished=ended and not stopped,
+        finished=ended and not run.stop_on_signal.stopped,
     )
 
 

@@ -1,4 +1,4 @@
-"""Scores of rollouts: what a forward pass over the policy tells, the mismatch with the engine, and an evaluation's."""
+"""What is computed of scored rollouts: signals of the forward pass, mismatch with the engine, avg@k and pass@k."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ScoringPass(ABC):
-    """Keeps something of the forward pass that gives the old log-probabilities, so that it is never computed twice.
+    """Records a quantity during the forward pass that gives the old log-probabilities, which saves a second pass.
 
     TRL makes that pass when it wants the old log-probabilities; where it does not (one update per batch, no vLLM
     correction), `take` asks for one.
@@ -277,11 +277,6 @@ class EvalScores:
             for k in sorted(k for k in ks if k <= num_rollouts):
                 found[f"pass@{k}"] = float(pass_at_k(num_rollouts, right, k).mean())
         return found
-
-
-def of_set(metrics: dict[str, Any], name: str) -> dict[str, Any]:
-    """The metrics of one of several evaluation sets under its name; TRL logs all sets under the same names."""
-    return {f"{name}_{key}": value for key, value in metrics.items()} if name else dict(metrics)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -119,6 +120,7 @@ def tried_belief(
     return belief
 
 
+@dataclass(eq=False)
 class Selection:
     """Draws the prompts of each generation batch.
 
@@ -132,36 +134,31 @@ class Selection:
     The belief is the baseline's own where it has one (`ValueBelief`), else that of a `BasisHistory` beside it,
     which begins with what the texts of the prompts tell.
 
-    Metrics: ``sampler/believed``, the mean believed value of the prompts that were drawn, beside ``sampler/reward``,
-    what they got; ``sampler/believed_solved`` and ``sampler/believed_impossible``, shares of all prompts with a
+    Metrics: ``sampler/believed``, the mean believed value of the prompts that were drawn, and ``sampler/reward``, their
+    mean reward; ``sampler/believed_solved`` and ``sampler/believed_impossible``, shares of all prompts with a
     believed value above 0.95 and below 0.05 of the reward range; ``sampler/effective_prompts``, how many prompts a draw
     is spread over (Kish), as a share of all; ``sampler/coverage``, the share of prompts that were ever drawn;
     ``sampler/ratio_clipped``, with ``correct``, the share of ratios outside ``clip``; ``sampler/refills``, draws beyond
     the first one.
     """
 
-    def __init__(
-        self,
-        sampler: PromptSampler,
-        baseline: Baseline,
-        dataset: Dataset,
-        prompt_ids: Sequence[str],
-        args: BasisConfig,
-        accelerator: Accelerator,
-        reward_range: tuple[float, float] | None = None,
-    ) -> None:
-        self.sampler = sampler
-        self.dataset = dataset
-        self.prompt_ids = prompt_ids
-        self.accelerator = accelerator
-        self.seed = args.seed
-        self.num_generations = args.num_generations
-        texts = (problem_text(row["prompt"]) for row in dataset)
-        self.belief = tried_belief(sampler, baseline, prompt_ids, texts, args, reward_range)
+    sampler: PromptSampler
+    baseline: Baseline
+    dataset: Dataset
+    prompt_ids: Sequence[str]
+    args: BasisConfig
+    accelerator: Accelerator
+    reward_range: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        self.num_generations = self.args.num_generations
+        self.size = self.args.generation_batch_size // self.num_generations
+        texts = (problem_text(row["prompt"]) for row in self.dataset)
+        self.belief = tried_belief(self.sampler, self.baseline, self.prompt_ids, texts, self.args, self.reward_range)
         # The trainer updates and saves the baseline; only a separate belief is left to do here.
-        self.own_belief = self.belief if isinstance(self.belief, BasisHistory) and self.belief is not baseline else None
-        self.size = args.generation_batch_size // args.num_generations
-        self.seen = torch.zeros(len(prompt_ids), dtype=torch.bool)
+        separate = self.belief is not self.baseline
+        self.own_belief = self.belief if separate and isinstance(self.belief, BasisHistory) else None
+        self.seen = torch.zeros(len(self.prompt_ids), dtype=torch.bool)
         self.refills = 0
         self._draws: dict[int, Draw] = {}
         self._refilled: dict[int, tuple[Tensor, set[int]]] = {}
@@ -170,7 +167,7 @@ class Selection:
         self._warned = False
 
     def _draw(self, number: int, size: int, refill: int = 0) -> Draw:
-        draw = drawn(self.sampler, self.belief, self.prompt_ids, size, (self.seed, number, refill))
+        draw = drawn(self.sampler, self.belief, self.prompt_ids, size, (self.args.seed, number, refill))
         mean, _ = self.belief.believed([self.prompt_ids[row] for row in draw.rows.tolist()])
         return Draw(draw.rows, draw.ratio, {"believed": float(mean.mean()), **draw.metrics})
 
@@ -258,7 +255,7 @@ class Selection:
         return [chance for chance in found for _ in range(self.num_generations)]
 
     def take_metrics(self, batch: RolloutBatch) -> dict[str, float]:
-        """What was drawn for the batch and what it got; the draw is forgotten with it."""
+        """Metrics of the batch's draw and of its rewards; the draw is forgotten."""
         draw = self._draws.pop(batch.step)
         self._refilled.pop(batch.step, None)
         self.seen[draw.rows] = True
@@ -360,6 +357,7 @@ Generated = tuple[Any, ...]
 _OF_ROLLOUTS = (0, 1, 2, 3, 4, 7)
 
 
+@dataclass
 class Resampling:
     """Replaces groups that the sampler does not keep by other prompts' (DAPO), at most `max_refills` times.
 
@@ -379,23 +377,15 @@ class Resampling:
         weights: ``(F,)`` of the reward functions.
     """
 
-    def __init__(
-        self,
-        selection: Selection,
-        generate: Callable[[list[Any]], Generated],
-        score: Callable[..., Tensor],
-        score_unlogged: Callable[..., Tensor],
-        weights: Tensor,
-    ) -> None:
-        self.selection = selection
-        self.generate = generate
-        self.score = score
-        self.score_unlogged = score_unlogged
-        self.weights = weights
-        self.inputs: list[dict[str, Any]] = []
-        self.rewards: Tensor | None = None
-        # Row of the dataset, and rewards of its group, in the order in which they were discarded.
-        self._discarded: list[tuple[int, Tensor]] = []
+    selection: Selection
+    generate: Callable[[list[Any]], Generated]
+    score: Callable[..., Tensor]
+    score_unlogged: Callable[..., Tensor]
+    weights: Tensor
+    inputs: list[dict[str, Any]] = field(default_factory=list, init=False)
+    rewards: Tensor | None = field(default=None, init=False)
+    # Row of the dataset, and rewards of its group, in the order in which they were discarded.
+    _discarded: list[tuple[int, Tensor]] = field(default_factory=list, init=False)
 
     def generated(self, prompts: list[Any], number: int, extra_logs: Mapping[str, list[Any]]) -> Generated:
         """TRL's `_generate` of `prompts`; refused groups are replaced in its result, in `prompts` and in ``inputs``.
@@ -432,15 +422,16 @@ class Resampling:
                     fresh = (of_rank * most + new) * size
                     rewards[at : at + size] = scores[fresh : fresh + size]
             for new, group in enumerate(refused[rank]):
-                for k in range(size):
-                    at = group * size + k
-                    fresh = new * size + k
-                    _replace(result, drawn, at, fresh, local)
-                    prompts[at] = asked[fresh]
-                    self.inputs[at] = rows[fresh]
-                    for column in extra_logs.values():
-                        if at < len(column):
-                            column[at] = None
+                old_rows = slice(group * size, (group + 1) * size)
+                new_rows = slice(new * size, (new + 1) * size)
+                for part in _OF_ROLLOUTS:
+                    if isinstance(result[part], list) and len(result[part]) == local:
+                        result[part][old_rows] = drawn[part][new_rows]
+                prompts[old_rows] = asked[new_rows]
+                self.inputs[old_rows] = rows[new_rows]
+                for column in extra_logs.values():
+                    # A function may have logged fewer values than there are rollouts.
+                    column[old_rows] = [None] * len(column[old_rows])
         self.rewards = rewards
         return tuple(result)
 
@@ -469,7 +460,7 @@ class Resampling:
         )
 
     def _refused(self, rewards: Tensor, number: int) -> list[list[int]]:
-        """Of each rank the groups, counted on that rank, that are not kept."""
+        """For each rank, the indices on that rank of the groups that the sampler refuses."""
         totals = total_rewards(rewards, self.weights).cpu().view(-1, self.selection.num_generations)
         kept = self.selection.kept(number, totals).view(self.selection.accelerator.num_processes, -1)
         return [(~of_rank).nonzero().flatten().tolist() for of_rank in kept]
@@ -479,10 +470,3 @@ class Resampling:
         rewards = self.rewards
         self.rewards = None
         return rewards
-
-
-def _replace(result: list[Any], drawn: Generated, at: int, fresh: int, local: int) -> None:
-    """Put rollout `fresh` of a refill in place of rollout `at` of a batch of `local` rollouts."""
-    for part in _OF_ROLLOUTS:
-        if isinstance(result[part], list) and len(result[part]) == local:
-            result[part][at] = drawn[part][fresh]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from basis_rl.data.prompts import IMAGES
 from basis_rl.engine.template_day import template_day
 from basis_rl.identity import ID_SCHEME, check_scheme, written
 from basis_rl.run.artefacts import differences, write_whole
-from basis_rl.samplers import PromptSampler, sampler_name
-from basis_rl.trainer.config import BasisConfig, changed_settings
+from basis_rl.samplers import sampler_name
+from basis_rl.trainer.config import changed_settings
 from basis_rl.trainer.plan import with_tools
 from basis_rl.types import RolloutBatch
 from basis_rl.values.provenance import fingerprint, rendered_prompt, reward_code, reward_identity
@@ -27,6 +27,7 @@ from basis_rl.values.provenance import fingerprint, rendered_prompt, reward_code
 FILE_NAME = "baseline_state.pt"
 SETTINGS = "run_settings.json"
 REFERENCE = "reference.pt"
+# Prompts that are rendered for the comparison: another chat template shows in the first ones.
 _RENDERED = 64
 _PROMPTS = "prompts as the model is given them"
 _CODE = "code of the reward"
@@ -124,32 +125,14 @@ class PendingBatches:
             self.add(RolloutBatch(**batch), used_up, discarded)
 
 
-def loop_state(
-    step: int, rollouts: Any, metrics: Mapping[str, Mapping[str, Any]], *, ranks: int, generate_every: int
-) -> dict[str, Any]:
-    """Where a rank is in its run, as a checkpoint keeps it.
-
-    A generation batch may serve several optimizer steps. Its rollouts cannot be drawn again, because the policy that
-    drew them is gone, so between two generations they are part of the state.
+def resumed_step(state: Mapping[str, Any], *, ranks: int, generate_every: int) -> int:
+    """The count of micro-batches with which a run of this shape resumes.
 
     Args:
-        step: TRL's count of micro-batches.
-        rollouts: in use.
-        metrics: since the last log, by mode.
-        ranks: of the run.
+        state: ``step`` (TRL's count of micro-batches), ``rollouts`` in use, ``ranks`` and ``generate_every`` of the
+            run that was saved.
+        ranks: of this run.
         generate_every: micro-batches that one generation batch serves.
-    """
-    return {
-        "step": step,
-        "ranks": ranks,
-        "generate_every": generate_every,
-        "rollouts": rollouts if step % generate_every != 0 else None,
-        "metrics": {mode: dict(values) for mode, values in metrics.items()},
-    }
-
-
-def resumed_step(state: Mapping[str, Any], *, ranks: int, generate_every: int) -> int:
-    """The count of micro-batches with which a run of this shape resumes from `loop_state`'s result.
 
     Raises:
         ValueError: it was saved between two generations, by another number of processes or with batches of another
@@ -185,45 +168,33 @@ def load_parts(folder: str | Path, rank: int) -> dict[str, Any]:
     if not path.is_file():
         return {}
     # torch cannot restore a tensor of the device "cpu:0", which is what accelerate calls a rank's CPU.
-    states: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-    return states
+    return torch.load(path, weights_only=True, map_location="cpu")
 
 
 def _parts_file(folder: str | Path, rank: int) -> Path:
     return Path(folder) / f"phase_{rank}.pt"
 
 
-def settings_of(
-    args: BasisConfig,
-    baseline: Baseline,
-    sampler: PromptSampler,
-    reward_funcs: Sequence[Any],
-    dataset: Any,
-    identity: Mapping[str, Any],
-    tokenizer: Any,
-    base: Mapping[str, Any],
-    tools: Sequence[Any] = (),
-) -> dict[str, Any]:
-    """What decides a run, as JSON without secrets. Call it before training, which may change parameters.
+def settings_of(run: Any, base: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """The settings of `run`, a `BasisTrainer`, that a resume compares with its own, as JSON without secrets.
+
+    Call it before training, which may change parameters.
 
     Args:
-        args: settings of the run.
-        baseline: of the run; likewise `sampler`, `reward_funcs`, `dataset`, `tokenizer`, `base` and `tools`.
-        sampler: see above.
-        reward_funcs: see above.
-        dataset: see above.
-        identity: of the data (`data_identity`).
-        tokenizer: see above.
-        base: the model before the training: `Origin.base`, its ``weights`` (`weights_fingerprint`), and its ``role``,
-            which is what it is still needed for when a run is resumed, None if the checkpoint has all; ``shapes`` is a
-            hash of its parameters' names and shapes.
-        tools: see above.
+        run: the trainer, once it is built.
+        base: the model before the training: `Origin.base`, its ``weights`` (`weights_fingerprint`), ``shapes`` (a hash
+            of its parameters' names and shapes), and its ``role``: what a resumed run still needs it for, None if the
+            checkpoint has everything.
+        tokenizer: of the policy.
 
     Returns:
         ``day``: on which prompts are rendered (`template_day`);
         ``fixed``: what gives the order of the data and the state their meaning, so that a resume must have the same;
-        ``free``: the rest, of which a resume tells what differs; ``data`` and ``base``: as they were given.
+        ``free``: other settings, of which a resume prints those that differ; ``data``: `_data_identity`; ``base``.
     """
+    args = run.args
+    baseline = run.baseline
+    sampler = run.sampler
     fixed = {
         "seed": args.seed,
         "data_seed": args.data_seed,
@@ -234,30 +205,24 @@ def settings_of(
         **{f"baseline.{name}": as_json(value) for name, value in baseline.parameters.items()},
         "prompt_sampler": sampler_name(sampler),
         **{f"prompt_sampler.{name}": as_json(value) for name, value in sampler.parameters.items()},
-        _PROMPTS: _rendered(dataset, args, tokenizer, tools),
-        "reward": reward_identity(reward_funcs, args.reward_weights),
-        _CODE: reward_code(reward_funcs),
+        _PROMPTS: _rendered(run, tokenizer),
+        "reward": reward_identity(run.functions, args.reward_weights),
+        _CODE: reward_code(run.functions),
     }
     free = {key: value for key, value in changed_settings(args, defaults=True).items() if key not in _BESIDE}
-    free["modules of the reward"] = [getattr(func, "__module__", None) for func in reward_funcs]
+    free["modules of the reward"] = [getattr(func, "__module__", None) for func in run.functions]
     free["ranks"] = args.world_size
     free["objective"] = [args.loss_type, args.importance_sampling_level]
-    found = {"fixed": fixed, "free": free, "data": identity, "base": base, "day": template_day()}
-    whole: dict[str, Any] = json.loads(json.dumps(found, default=as_json))
-    return whole
+    found = {"fixed": fixed, "free": free, "data": _data_identity(run), "base": base, "day": template_day()}
+    return json.loads(json.dumps(found, default=as_json))
 
 
-def data_identity(dataset: Any, prompts: str | None, reads: Collection[str] | None) -> dict[str, Any]:
-    """Which rows are trained on: their prompts (`dataset_identity`), a hash of each column, and which of them count.
-
-    Args:
-        dataset: a stream's columns are not known, and images are not read.
-        prompts: the hash of the prompts.
-        reads: the columns that decide about the rewards (`Plan.reads`); None for all.
-    """
-    columns = _columns(dataset) if isinstance(dataset, Dataset) else None
-    counting = None if reads is None else sorted({*reads, _GOLD})
-    return {"dataset": prompts, "id_scheme": ID_SCHEME, "columns": columns, "reads": counting}
+def _data_identity(run: Any) -> dict[str, Any]:
+    """Which rows are trained on: their prompts (`dataset_identity`), a hash of each column (None for a stream), and the
+    columns that decide about the rewards (`Plan.reads`; None for all)."""
+    columns = _columns(run.train_dataset) if isinstance(run.train_dataset, Dataset) else None
+    reads = None if run.reads is None else sorted({*run.reads, _GOLD})
+    return {"dataset": run.dataset_identity, "id_scheme": ID_SCHEME, "columns": columns, "reads": reads}
 
 
 def _columns(dataset: Dataset) -> dict[str, str]:
@@ -269,11 +234,12 @@ def _columns(dataset: Dataset) -> dict[str, str]:
     return {name: digest.hexdigest()[:16] for name, digest in digests.items()}
 
 
-def _rendered(dataset: Any, args: BasisConfig, tokenizer: Any, tools: Sequence[Any]) -> str | None:
+def _rendered(run: Any, tokenizer: Any) -> str | None:
     """A hash over the first prompts in the chat template; None for a stream, or what no template takes."""
+    dataset = run.train_dataset
     if not isinstance(dataset, Dataset):
         return None
-    template = with_tools(args, tools)
+    template = with_tools(run.args, run.tools or [])
     rows = dataset.select(range(min(_RENDERED, len(dataset))))
     try:
         return fingerprint("\n".join(rendered_prompt(row["prompt"], tokenizer, template) for row in rows))
@@ -312,13 +278,7 @@ def saved_settings(folder: str | Path | None) -> dict[str, Any]:
     path = Path(folder) / SETTINGS if folder is not None else None
     if path is None or not path.is_file():
         return {}
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
-
-
-def saved_day(folder: str | Path | None) -> str | None:
-    """The day that a checkpoint's prompts were rendered on; None for no checkpoint, or one that does not say."""
-    return saved_settings(folder).get("day")
+    return json.loads(path.read_text())
 
 
 def save_reference(folder: str | Path, reference: torch.nn.Module) -> None:

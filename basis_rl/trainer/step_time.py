@@ -33,10 +33,7 @@ class StepTimer:
         self.dtype = dtype
         self._spent: dict[str, float] = {}
         self._inside: list[float] = []
-        self._tokens = 0
-        self._rows = 0
-        self._began = time.perf_counter()
-        self._computed: float | None = None
+        self.begin()
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
@@ -57,7 +54,7 @@ class StepTimer:
         self._spent.clear()
         self._tokens = 0
         self._rows = 0
-        self._computed = None
+        self._computed: float | None = None
         self._began = time.perf_counter()
 
     def loss_ended(self, mask: Tensor) -> None:
@@ -98,17 +95,14 @@ class StepTimer:
         return None if peak is None else compute_mfu(flops, tokens_per_second, self.accelerator.num_processes, peak)
 
 
-def padding_share(output: dict[str, Any], accelerator: Accelerator) -> float:
-    """Share of padding among the columns of a generation batch as TRL pads it, over all ranks."""
+def padding_metrics(output: dict[str, Any], accelerator: Accelerator) -> dict[str, float]:
+    """``padding/share`` of all ranks' tokens in a generation batch as TRL pads it; with several ranks also
+    ``padding/imbalance``, tokens of the rank that has most, divided by the mean over ranks."""
     masks = [output["prompt_mask"], output["completion_mask"]]
     counts = [sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)]
-    mine = torch.tensor(counts, dtype=torch.float64, device=accelerator.device)
-    tokens, columns = accelerator.reduce(mine, reduction="sum").tolist()
-    return float(1.0 - tokens / columns)
-
-
-def imbalance(output: dict[str, Any], accelerator: Accelerator) -> float:
-    """Tokens of the rank that has most, divided by the mean over ranks."""
-    tokens = output["prompt_mask"].sum() + output["completion_mask"].sum()
-    each = accelerator.gather(tokens[None].double())
-    return float(each.max() / each.mean())
+    mine = torch.tensor([counts], dtype=torch.float64, device=accelerator.device)
+    tokens, columns = accelerator.gather(mine).unbind(dim=1)
+    found = {"padding/share": float(1.0 - tokens.sum() / columns.sum())}
+    if len(tokens) > 1:
+        found["padding/imbalance"] = float(tokens.max() / tokens.mean())
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -22,6 +21,7 @@ from trl.chat_template_utils import (
 
 from basis_rl.tools import ToolResult
 from basis_rl.trainer.config import BasisConfig
+from basis_rl.trainer.generation_check import generation_kwargs_of
 
 
 class Pending(str):
@@ -84,7 +84,7 @@ def _as_function(tool: Any) -> Callable[..., Any]:
     return function
 
 
-def check_tools(tools: Sequence[Any], tokenizer: Any, dataset: Any, args: BasisConfig, ranks: int) -> None:
+def check_tools(tools: Sequence[Any], tokenizer: Any, dataset: Any, args: BasisConfig) -> None:
     """Dataset and chat template work with tools.
 
     Args:
@@ -92,7 +92,6 @@ def check_tools(tools: Sequence[Any], tokenizer: Any, dataset: Any, args: BasisC
         tokenizer: None if it is not known yet.
         dataset: the training set.
         args: settings.
-        ranks: of the run.
 
     Raises:
         ValueError: they cannot, or settings contradict.
@@ -115,7 +114,7 @@ def check_tools(tools: Sequence[Any], tokenizer: Any, dataset: Any, args: BasisC
                 "tools need conversational prompts (lists of messages), but the dataset's are text. The loader makes "
                 "messages where the tokenizer has a chat template: take a model that has one."
             )
-        if ranks > 1 and {"image", "images"} & set(dataset.column_names):
+        if args.world_size > 1 and {"image", "images"} & set(dataset.column_names):
             raise ValueError("tools with images work on one process only. Leave one of them out.")
     if tokenizer is not None:
         prepare_tokenizer(tokenizer, args)
@@ -150,8 +149,7 @@ def prepare_tokenizer(tokenizer: Any, args: BasisConfig) -> None:
     if end is not None and end != inner.eos_token_id:
         inner.eos_token = inner.convert_ids_to_tokens(end)
         if args.use_vllm:
-            given = args.generation_kwargs
-            settings = json.loads(given) if isinstance(given, str) else dict(given or {})
+            settings = generation_kwargs_of(args)
             settings["stop_token_ids"] = sorted({*settings.get("stop_token_ids", []), end})
             args.generation_kwargs = settings
 

@@ -4,7 +4,7 @@ A step, in the order in which TRL calls the methods that stand here in the same 
 
 - draw: `_generate_and_score_completions` asks the prompt sampler which rows the generation batch has (`rows`);
 - generate: `_generate`, turn by turn (`_generate_single_turn`, `_tool_call_loop`);
-- score: `_calculate_rewards`; what one forward pass over the policy tells is kept on the way (`SIGNALS`);
+- score: `_calculate_rewards`; the scoring pass keeps what else the baseline asks for (`SIGNALS`);
 - estimate: `_advantages` gathers one `RolloutBatch` over all ranks and asks the baseline;
 - loss: `_compute_loss` of each micro-batch, with our own objective or KL term beside TRL's (`PolicyLoss`);
 - update: `_get_grad_norm` skips steps without finite gradients;
@@ -38,21 +38,13 @@ from basis_rl.data import problem_text
 from basis_rl.engine.local import StopStrings, declared_ends, generating_by
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
+from basis_rl.functional.objectives import kl_estimate
 from basis_rl.identity import row_id
 from basis_rl.names import refuse_unknown, require_extra
 from basis_rl.objectives import AnyObjective, LossInputs, objective_name
 from basis_rl.report import plot_training
-from basis_rl.run import checkpoint
+from basis_rl.run import checkpoint, errors
 from basis_rl.run.disk import checkpoint_bytes, naming_a_full_disk
-from basis_rl.run.errors import (
-    NonFiniteGradients,
-    RequestRefused,
-    RewardFailed,
-    SelectionFailed,
-    ServerLost,
-    StopAsked,
-    SyncError,
-)
 from basis_rl.run.peers import naming_lost_peers
 from basis_rl.run.progress import newest_rows, use_progress_lines, whole_log
 from basis_rl.run.ranks import gathered, on_main_process
@@ -62,102 +54,67 @@ from basis_rl.run.run_lock import check_place, end_with_launcher, held
 from basis_rl.run.seams import attributes
 from basis_rl.run.usage import Spending
 from basis_rl.samplers import PromptSampler, ValueBelief
+from basis_rl.trainer import scoring
+from basis_rl.trainer import state as run_state
 from basis_rl.trainer.config import BasisConfig, without_secrets
-from basis_rl.trainer.critic import Critic
+from basis_rl.trainer.critic import Critic, policy_is_sharded
 from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
 from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout, reads_boxes
 from basis_rl.trainer.gather import gather_batch, local_rows, prompt_ids_of
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
-from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.logs import distinct, of_kind, per_rollout, rollout_rows, set_aside, without_infinities
-from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, kl_penalty, token_means
+from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, token_means
 from basis_rl.trainer.model_check import check_trained, copy_reference, refuse_sharded_reference, warn_of_rounding
 from basis_rl.trainer.packing import Scorer, enable_packing, has_dropout, reordered
 from basis_rl.trainer.plan import Plan, check_token_advantages, check_with_model, plan_run, reward_range_of, with_data
 from basis_rl.trainer.prefetch import Prefetch
 from basis_rl.trainer.publish import Origin, Publisher, run_info
-from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, total_rewards
-from basis_rl.trainer.scoring import (
-    EnergyRecorder,
-    EvalScores,
-    RatioAlarm,
-    RolloutCorrection,
-    ScoringPass,
-    correction_metrics,
-    of_set,
-    random_numbers_kept,
-    rollout_mismatch,
-    rollout_weights,
-)
+from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, greedy_rewards, total_rewards
 from basis_rl.trainer.selection import Coverage, EpochIndices, Resampling, Selection
-from basis_rl.trainer.shards import policy_is_sharded
-from basis_rl.trainer.state import (
-    PendingBatches,
-    compare_settings,
-    data_identity,
-    dataset_identity,
-    load_baseline,
-    load_parts,
-    load_reference,
-    loop_state,
-    refuse_repeated_stream,
-    resumed_step,
-    save_baseline,
-    save_parts,
-    save_reference,
-    save_settings,
-    saved_day,
-    saved_settings,
-    settings_of,
-)
-from basis_rl.trainer.step_time import StepTimer, imbalance, padding_share
+from basis_rl.trainer.step_time import StepTimer, padding_metrics
 from basis_rl.trainer.turns import Turns, reading_calls
 from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values.provenance import fingerprint, weights_fingerprint
 
 # Raised on every rank at once.
-_FAILURES = (ServerLost, RequestRefused, SyncError, SelectionFailed, RewardFailed, NonFiniteGradients)
+_FAILURES = (
+    *(errors.ServerLost, errors.RequestRefused, errors.SyncError),
+    *(errors.SelectionFailed, errors.RewardFailed, errors.NonFiniteGradients),
+)
 
 
 class BasisTrainer(GRPOTrainer):
-    """PPO/GRPO training with a pluggable baseline.
+    """PPO/GRPO training with a pluggable baseline, which turns the rewards of all ranks into advantages.
 
-    For each generation batch the rewards of all ranks are gathered, the baseline turns them into advantages
-    (``(N,)`` or ``(N, T)``), and the objective does the rest. The trainer does not know which baseline it has.
     ``metrics.jsonl`` and ``training.png`` in ``output_dir`` hold what was logged.
 
     Args:
         model: Hub id, path, or a loaded model, as in TRL.
-        reward_funcs: as in TRL; one or several of: a registered name (`basis_rl.rewards.registry.REWARDS`), an object,
-            a function in TRL's form, or ``module:name``.
+        reward_funcs: one or several, as in TRL, or registered names (`basis_rl.rewards.registry.REWARDS`).
         args: a `BasisConfig`.
         train_dataset: a `Dataset` or a list of dictionaries, with the columns ``prompt`` (unless an
-            `environment_factory` makes the prompts), those that the reward functions read, and optionally
-            ``prompt_id``, by which rows are one problem or two (default: `basis_rl.identity.row_id`).
+            `environment_factory` makes the prompts) and those that the reward functions read. Rows with the same
+            ``prompt_id``, if there is this column, are one problem (default: `basis_rl.identity.row_id`).
         eval_dataset: as in TRL, or a list of dictionaries.
-        baseline: a registered name (`basis_rl.baselines.BASELINES`) or an object.
-        objective: a registered name (`basis_rl.objectives.OBJECTIVES`), ``module:function``, or an object; None leaves
-            the loss to `args` (TRL's default is ``dapo``).
-        prompt_sampler: a registered name (`basis_rl.samplers.SAMPLERS`), ``module:Class``, or an object.
+        baseline: one of `basis_rl.baselines.BASELINES`. Everything that has a registered name may also be an object, or
+            your own as ``module:name``.
+        objective: one of `basis_rl.objectives.OBJECTIVES`; None leaves the loss to `args` (TRL's default is ``dapo``).
+        prompt_sampler: one of `basis_rl.samplers.SAMPLERS`.
         plan: all of the above except for the model, and `kwargs`, checked already (`basis_rl.trainer.plan`).
-        **kwargs: everything else that `GRPOTrainer` takes, by name. `tools` may be objects too
-            (`basis_rl.tools.PythonTool`).
+        **kwargs: all other arguments of `GRPOTrainer`. `tools` may also be objects (`basis_rl.tools.PythonTool`).
 
     Raises:
-        ValueError: before training starts, where something does not fit: baseline and group size, baseline and
-            objective, dataset and columns, golds that do not verify against themselves, a value table that was built
-            for another run.
+        ValueError: before training starts, two of these do not fit together, such as baseline and group size.
     """
 
     _tag_names = ("trl", "basis-rl")
     _name = "BASIS"
-    generation_config: Any
+    reads: frozenset[str] | None = frozenset()
+    # TRL sets these; mypy does not see it.
     rollout_func: Any
-    _reads: frozenset[str] | None = frozenset()
     reward_func_names: list[str]
     eos_token_ids: list[int]
     _guarded: list[Any]
-    _logs: Any
     _pending_extra_logs: Any
     _pending_metrics: Any
     _buffered_inputs: Any
@@ -189,7 +146,7 @@ class BasisTrainer(GRPOTrainer):
         self.objective = plan.objective
         self.sampler = plan.sampler
         self._reward_range = reward_range_of(plan)
-        self._reads = plan.reads
+        self.reads = plan.reads
         self.publisher = Publisher(args)
         # Grading processes start while the model is loaded.
         for reward in plan.reward_funcs:
@@ -225,7 +182,7 @@ class BasisTrainer(GRPOTrainer):
         self.spending = Spending()
         self.was_finished = False
         self._generation_batch = 0
-        self._pending = PendingBatches()
+        self._pending = run_state.PendingBatches()
         # Micro-batches, generation batches, rollouts in use and usage after the last whole optimizer step.
         self._last_step: tuple[int, int, Any, tuple[int, int]] = (0, 0, None, (0, 0))
         self.stop_on_signal = StopOnSignal(accelerator)
@@ -236,7 +193,7 @@ class BasisTrainer(GRPOTrainer):
         self._build_selection()
         # Taken now, because training changes weights and parameters.
         self._base = self._base_now()
-        self._settings = self._settings_now()
+        self._settings = run_state.settings_of(self, self._base, self._tokenizer)
 
     def _base_now(self) -> dict[str, Any]:
         args = self.args
@@ -248,19 +205,6 @@ class BasisTrainer(GRPOTrainer):
         # ZeRO-3 leaves empty tensors, with the full shape in an attribute.
         shapes = [(name, *getattr(weight, "ds_shape", weight.shape)) for name, weight in self.model.named_parameters()]
         return {**self.origin.base, "weights": weights, "shapes": fingerprint(str(shapes)), "role": role}
-
-    def _settings_now(self) -> dict[str, Any]:
-        return settings_of(
-            self.args,
-            self.baseline,
-            self.sampler,
-            self._functions,
-            self.train_dataset,
-            data_identity(self.train_dataset, self.dataset_identity, self._reads),
-            self._tokenizer,
-            self._base,
-            self.tools or [],
-        )
 
     def _build_generation(self) -> None:
         args = self.args
@@ -291,41 +235,41 @@ class BasisTrainer(GRPOTrainer):
                 self.rows,
                 lambda prompts: self._tokenize_prompts(prompts)[0],
                 is_main=self.accelerator.is_main_process,
+                is_stopping=lambda: self.stop_on_signal.stopped,
             )
 
     def _build_scoring(self) -> None:
         args = self.args
         accelerator = self.accelerator
         self._guard = RewardGuard(accelerator)
-        self.reward_funcs = self._functions
+        self.reward_funcs = self.functions
         self._rewards_per_func: Tensor | None = None
         self._uniform = UniformRewards(args.max_uniform_batches)
-        boxes = reads_boxes(self._functions)
-        self._first = FirstRollouts(self.eos_token_ids, args.max_completion_length, boxes=boxes)
+        self._first = FirstRollouts(self.eos_token_ids, args.max_completion_length, boxes=reads_boxes(self.functions))
         self._drawn: list[Rollout] = []
         self._kept_rollouts = KeptRollouts(str(args.output_dir), args.keep_rollouts_mb)
-        self._eval_scores = EvalScores()
+        self._eval_scores = scoring.EvalScores()
         self._eval_name = ""
         self.timer = StepTimer(accelerator, self.model.config, "bfloat16" if args.bf16 else str(self.model.dtype))
         self.packing = enable_packing(self.model, args)
         if self.packing.reason and accelerator.is_main_process:
             print(f"Rollouts are scored with padding: {self.packing.reason}.", flush=True)
-        self._energies: EnergyRecorder | None = None
+        self._energies: scoring.EnergyRecorder | None = None
         if "energies" in self.baseline.requires:
             head = {"temperature": self.temperature, "fp32_head": args.cast_lm_head_to_fp32}
-            self._energies = EnergyRecorder(self.model, **head)
+            self._energies = scoring.EnergyRecorder(self.model, **head)
         self._critic: Critic | None = None
         if isinstance(self.baseline, LearnedBaseline):
             policy = accelerator.unwrap_model(self.model)
             self._critic = Critic(self.baseline, policy, self.processing_class, args, accelerator)
         hidden = self._critic.hidden if self._critic is not None else None
-        self._scoring: list[ScoringPass] = [each for each in (self._energies, hidden) if each is not None]
+        self._scoring: list[scoring.ScoringPass] = [each for each in (self._energies, hidden) if each is not None]
         self.policy_loss = PolicyLoss(self.objective, args, accelerator)
         self._scored: list[tuple[Tensor, Tensor]] | None = None
         # The micro-batch whose loss is computed, and the copy of it that TRL sees.
         self._in_loss: list[dict[str, Any]] | None = None
-        self._alarm = RatioAlarm()
-        self._correction = RolloutCorrection(args) if self._loss_scores_rollouts() else None
+        self._alarm = scoring.RatioAlarm()
+        self._correction = scoring.RolloutCorrection(args) if self._loss_scores_rollouts() else None
         self._window = self._order_window()
         if self.policy_loss.own is not None:
             # TRL would log how its own loss clips, which is not the loss that is minimised.
@@ -359,8 +303,8 @@ class BasisTrainer(GRPOTrainer):
         return min(each) if whole and free and self.top_entropy_quantile == 1.0 and not self.aux_loss_enabled else 0
 
     def _build_selection(self) -> None:
-        ids = prompt_ids_of(self.train_dataset, self._reads)
-        self.dataset_identity = dataset_identity(ids)
+        ids = prompt_ids_of(self.train_dataset, self.reads)
+        self.dataset_identity = run_state.dataset_identity(ids)
         self._epoch_order: tuple[int, list[int]] = (-1, [])
         self.selection: Selection | None = None
         self._resampling: Resampling | None = None
@@ -372,8 +316,8 @@ class BasisTrainer(GRPOTrainer):
         run = (self.args, self.accelerator, self._reward_range)
         self.selection = Selection(self.sampler, self.baseline, self.train_dataset, ids, *run)
         if self.sampler.max_refills:
-            scoring = (self._scores, self._scores_unlogged)
-            self._resampling = Resampling(self.selection, self._generate_counted, *scoring, self.reward_weights)
+            scores = (self._scores, self._scores_unlogged)
+            self._resampling = Resampling(self.selection, self._generate_counted, *scores, self.reward_weights)
 
     def log_metric(self, name: str, value: float) -> None:
         """Add a value to a metric of the mode (training or evaluation) that the model is in; the log has their mean."""
@@ -398,8 +342,8 @@ class BasisTrainer(GRPOTrainer):
                 # TRL does not hand the rows on to `_generate`, which resamples.
                 self._resampling.inputs = inputs
         with ExitStack() as recordings:
-            for scoring in self._scoring if training else []:
-                recordings.enter_context(scoring.recording())
+            for each in self._scoring if training else []:
+                recordings.enter_context(each.recording())
             if training and self._correction is not None:
                 # Without its own correction TRL makes no scoring pass; the loss's pass takes its place
                 # (`RolloutCorrection`).
@@ -410,9 +354,7 @@ class BasisTrainer(GRPOTrainer):
             self._eval_scores.add(gather_object(self._ids(inputs)), self._total(), self.num_generations_eval)
             return output
         self._log_mismatch(output)
-        self.log_metric("padding/share", padding_share(output, self.accelerator))
-        if self.accelerator.num_processes > 1:
-            self.log_metric("padding/imbalance", imbalance(output, self.accelerator))
+        self._log_all(padding_metrics(output, self.accelerator))
         if self.use_vllm:
             self.log_metric("rollout/sync_error", self.vllm_generation.sync_error)
         output["advantages"] = self._advantages(inputs, output)
@@ -429,7 +371,7 @@ class BasisTrainer(GRPOTrainer):
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def _ids(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        return [row_id(row, self._reads) for row in rows]
+        return [row_id(row, self.reads) for row in rows]
 
     def rows(self, number: int) -> list[dict[str, Any]]:
         """This rank's rows of the generation batch with that number, counted from the start of training. In dataset
@@ -498,8 +440,7 @@ class BasisTrainer(GRPOTrainer):
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
         self.turns.take_answers(tool_messages)
-        suffix: list[int] = super()._get_tool_suffix_ids(tool_messages)
-        return suffix
+        return super()._get_tool_suffix_ids(tool_messages)
 
     def _room(self, longest: int, most: int) -> AbstractContextManager[None]:
         """Within it no more than `most` tokens are generated; by a server, no more than `longest` with the prompt."""
@@ -546,7 +487,7 @@ class BasisTrainer(GRPOTrainer):
 
     @reward_funcs.setter
     def reward_funcs(self, functions: list[Any]) -> None:
-        self._functions = functions
+        self.functions = functions
         # While TRL's constructor runs there is no guard yet.
         guard = getattr(self, "_guard", None)
         self._guarded = functions if guard is None else guard.guarded(functions, self.reward_func_names)
@@ -587,8 +528,8 @@ class BasisTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         scorer = Scorer(model, self.packing)
         called: Any = scorer
-        for scoring in self._scoring:
-            called = scoring.listen(called, scorer)
+        for each in self._scoring:
+            called = each.listen(called, scorer)
         # The loss's own pass counts as time of the loss.
         with self.timer.measure("scoring") if self._in_loss is None else nullcontext():
             result = super()._get_per_token_logps_and_entropies(called, *args, **kwargs)
@@ -602,9 +543,9 @@ class BasisTrainer(GRPOTrainer):
 
     def _log_mismatch(self, output: dict[str, Any]) -> None:
         """How far the engine is from the policy, once a generation batch is scored."""
-        self._log_all(rollout_mismatch(self.accelerator, output))
+        self._log_all(scoring.rollout_mismatch(self.accelerator, output))
         if "importance_sampling_ratio" in output:
-            found = correction_metrics(self.accelerator, output)
+            found = scoring.correction_metrics(self.accelerator, output)
             if self._correction is None:
                 # TRL has logged its own values under these names; ours take their place.
                 for name in found:
@@ -615,8 +556,7 @@ class BasisTrainer(GRPOTrainer):
     def _old_log_probs(self, output: dict[str, Any]) -> Tensor:
         """``(B, T)`` log-probabilities of the policy that sampled: TRL's, or of one scoring pass where it made none."""
         if "old_per_token_logps" in output:
-            found: Tensor = output["old_per_token_logps"]
-            return found
+            return output["old_per_token_logps"]
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
         tokens = output["completion_ids"].shape[1]
@@ -624,8 +564,7 @@ class BasisTrainer(GRPOTrainer):
             log_probs, _, _ = self._get_per_token_logps_and_entropies(
                 self.model, ids, mask, tokens, batch_size=self.args.per_device_train_batch_size
             )
-        scored: Tensor = log_probs
-        return scored
+        return log_probs
 
     def _signals(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> dict[str, Any]:
         """The optional fields of the batch that the baseline or the settings ask for, each by its row of `SIGNALS`."""
@@ -638,7 +577,7 @@ class BasisTrainer(GRPOTrainer):
 
     def _kl_in_reward(self, output: dict[str, Any]) -> Tensor:
         """``(B, T)`` penalty of each token, ``beta * KL(pi_old || pi_ref)`` (REINFORCE++ Eq. 4); logs ``kl``."""
-        penalty = kl_penalty(self.args, self._old_log_probs(output), output)
+        penalty = kl_estimate(self._old_log_probs(output), output["ref_per_token_logps"], self.args.kl_estimator)
         self._log_all(token_means(self.accelerator, {"kl": penalty}, action_mask(output)))
         return self.args.beta * penalty
 
@@ -647,8 +586,8 @@ class BasisTrainer(GRPOTrainer):
             with self._greedy():
                 return self._generate_unlogged(prompts)
 
-        scoring = (generate, self._scores_unlogged, self.reward_weights)
-        rewards, generated = greedy_rewards(self.accelerator, inputs, self._ids(inputs), *scoring)
+        given = (generate, self._scores_unlogged, self.reward_weights)
+        rewards, generated = greedy_rewards(self.accelerator, inputs, self._ids(inputs), *given)
         self.spending.draw(*generated)
         return rewards
 
@@ -676,15 +615,15 @@ class BasisTrainer(GRPOTrainer):
         if weights is not None:
             # One weight per rollout, which all of its tokens share.
             values = values * weights.to(values).reshape(-1, *[1] * (values.ndim - 1))
-        chances = self.selection.chances(batch.step) if self.selection is not None else None
-        chosen = self.selection or self._coverage
-        if chosen is not None:
-            self._log_all(chosen.take_metrics(batch))
         # On a name clash the baseline's metric wins.
         own = {f"baseline/{key}": value for key, value in result.metrics.items()}
         self._log_advantages(batch, values, advantage_metrics(batch, replace(result, values=values)) | own)
         self._log_difficulty(inputs, batch.rewards)
-        self._keep_rollouts([row.get("solution") for row in inputs], output, batch, result.baseline, chances)
+        self._keep_rollouts(inputs, output, batch, result.baseline)
+        chosen = self.selection or self._coverage
+        if chosen is not None:
+            # The selection forgets the batch's draw here.
+            self._log_all(chosen.take_metrics(batch))
         discarded = None
         if self._resampling is not None:
             discarded = self._resampling.take_discarded(batch.step, "prompt_texts" in self.baseline.requires)
@@ -713,27 +652,20 @@ class BasisTrainer(GRPOTrainer):
         return result
 
     def _log_advantages(self, batch: RolloutBatch, values: Tensor, metrics: dict[str, float]) -> None:
-        for key, value in metrics.items():
-            self.log_metric(key, value)
+        self._log_all(metrics)
         # With one rollout per prompt TRL's share is always 1.0; `advantages/zero` has the true one.
         if self.num_generations == 1:
             self._metrics["train"].pop("frac_reward_zero_std", None)
         # The log has room for one generation batch, so these push out the advantages that TRL logged.
         self._logs["advantages"].extend(per_rollout(values, batch.action_mask))
 
-    def _keep_rollouts(
-        self,
-        golds: Sequence[Any],
-        output: dict[str, Any],
-        batch: RolloutBatch,
-        baseline: Tensor,
-        chances: Sequence[float | None] | None,
-    ) -> None:
+    def _keep_rollouts(self, inputs: Any, output: dict[str, Any], batch: RolloutBatch, baseline: Tensor) -> None:
         """Keep the rollouts of all ranks, which TRL has gathered on each of them for its own log."""
         if not self.args.keep_rollouts_mb:
             return
-        ids = zip([each.token_ids for each in self._drawn], golds, strict=True)
-        ends = gather_object([(len(each), not each or each[-1] not in self.eos_token_ids, gold) for each, gold in ids])
+        chances = self.selection.chances(batch.step) if self.selection is not None else None
+        pairs = [(each.token_ids, row.get("solution")) for each, row in zip(self._drawn, inputs, strict=True)]
+        ends = gather_object([(len(ids), not ids or ids[-1] not in self.eos_token_ids, gold) for ids, gold in pairs])
         if self.accelerator.is_main_process:
             values = per_rollout(baseline, batch.action_mask)
             rows = rollout_rows(self._logs, batch, values, chances, ends)
@@ -745,8 +677,8 @@ class BasisTrainer(GRPOTrainer):
         column = self.args.difficulty_column
         if column is None:
             return
-        for name, value in mean_by(gather_object([str(row[column]) for row in inputs]), rewards).items():
-            self.log_metric(f"reward/{column}/{name}", value)
+        means = mean_by(gather_object([str(row[column]) for row in inputs]), rewards)
+        self._log_all({f"reward/{column}/{name}": value for name, value in means.items()})
 
     # Loss and update.
 
@@ -755,23 +687,21 @@ class BasisTrainer(GRPOTrainer):
         with self.timer.measure("loss"), attributes(self, _in_loss=[inputs] if self.model.training else None):
             loss = super()._compute_loss(model, inputs) if alone else self._own_loss(model, inputs)
         self.timer.loss_ended(torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1))
-        # While a critic warms up, the policy's loss is 0 and everything else runs as usual.
+        # While a critic warms up, the policy does not learn. The loss is multiplied by 0 and not replaced, so that the
+        # backward pass, which is collective, still runs on every rank.
         learned = self.baseline if isinstance(self.baseline, LearnedBaseline) and self.model.training else None
         return loss * 0.0 if learned and learned.policy_waits(self._generation_batch - 1) else loss
 
     def _own_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """TRL's loss without its KL term, and our terms, from one scoring pass."""
-        self._scored = []
-        try:
-            # With beta 0 TRL leaves out its own KL term; `terms` adds ours.
-            given = self.policy_loss.for_trl(inputs)
-            if self._in_loss is not None:
-                self._in_loss.append(given)
-            with attributes(self, beta=0.0):
-                loss: Tensor = super()._compute_loss(model, given)
-            ((log_probs, entropy),) = self._scored
-        finally:
-            self._scored = None
+        given = self.policy_loss.for_trl(inputs)
+        if self._in_loss is not None:
+            self._in_loss.append(given)
+        scored: list[tuple[Tensor, Tensor]] = []
+        # With beta 0 TRL leaves out its own KL term; `terms` adds ours.
+        with attributes(self, beta=0.0, _scored=scored):
+            loss: Tensor = super()._compute_loss(model, given)
+        ((log_probs, entropy),) = scored
         accumulation = float(self.current_gradient_accumulation_steps) if self.model.training else None
         terms, metrics = self.policy_loss.terms(
             inputs, log_probs, entropy, lambda given: self._token_masks(given, inputs), accumulation
@@ -838,9 +768,9 @@ class BasisTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As in transformers; ``True`` resumes from the newest checkpoint that is whole, ``"auto"`` if there is one.
 
-        SIGTERM, SIGUSR1, Ctrl-C or a file ``STOP`` in ``output_dir`` end it at the next step with a checkpoint, the
-        signals at once while a vLLM server is waited for; `stop_on_signal.stopped` tells. A checkpoint at or after
-        ``max_steps`` is loaded and nothing is trained; `was_finished` tells.
+        SIGTERM, SIGUSR1, Ctrl-C or a file ``STOP`` in ``output_dir`` stop it after the current step, with a checkpoint.
+        While it waits for a vLLM server, a signal stops it at once. `stop_on_signal.stopped` is then True. From a
+        checkpoint at or after ``max_steps`` nothing is trained, and `was_finished` is then True.
 
         Raises:
             ValueError: no such checkpoint, or one of another run; another run is writing to ``output_dir``, or has left
@@ -860,7 +790,8 @@ class BasisTrainer(GRPOTrainer):
             stack.enter_context(naming_lost_peers())
             # First the folder: a run that may not write must not take the server from another one.
             run = stack.enter_context(held(place))
-            stack.enter_context(self._server_held(run))
+            if self.use_vllm:
+                stack.enter_context(self.vllm_generation.held(run, place))
             stack.enter_context(self.stop_on_signal.listening())
             found = on_main_process(lambda: self._start(resume_from_checkpoint))
             self.spending = Spending()
@@ -868,27 +799,20 @@ class BasisTrainer(GRPOTrainer):
             try:
                 return super().train(resume_from_checkpoint=found, **kwargs)
             # Raised on every rank.
-            except StopAsked:
-                return self._stopped_between_steps()
+            except errors.StopAsked:
+                # The signal came while a server was waited for.
+                self.stop_on_signal.stopped = True
+                self._save_last_step()
+                self.publisher.finish()
+                return TrainOutput(self.state.global_step, 0.0, {})
             except _FAILURES as error:
-                lost = not isinstance(error, NonFiniteGradients)
-                if lost:
+                if not isinstance(error, errors.NonFiniteGradients):
                     self._save_last_step()
                 # All ranks wait together: launchers kill the others when the first one ends.
                 self.publisher.finish()
                 raise
             finally:
                 self.publisher.wait_for_own()
-
-    def _server_held(self, run: str) -> AbstractContextManager[None]:
-        return self.vllm_generation.held(run, str(self.args.output_dir)) if self.use_vllm else nullcontext()
-
-    def _stopped_between_steps(self) -> TrainOutput:
-        """End a run that was asked to stop while it waited for a server: the last whole step is saved."""
-        self.stop_on_signal.stopped = True
-        self._save_last_step()
-        self.publisher.finish()
-        return TrainOutput(self.state.global_step, 0.0, {})
 
     def watch_server(self, given_up: Callable[[], bool]) -> None:
         """Stop waiting for a failed vLLM server when `given_up` says that it will not be started again."""
@@ -902,8 +826,8 @@ class BasisTrainer(GRPOTrainer):
             print(f"Resumed with another setting: {line}.", flush=True)
         if found is not None:
             # Another baseline, or other prompts, are refused before anything is moved.
-            load_baseline(found, self.baseline, self.dataset_identity)
-            refuse_repeated_stream(found, self.train_dataset)
+            run_state.load_baseline(found, self.baseline, self.dataset_identity)
+            run_state.refuse_repeated_stream(found, self.train_dataset)
         moved = checkpoint.make_room(output_dir, found)
         if moved is not None:
             print(f"Moved {len(list(moved.iterdir()))} files and folders of an earlier run into {moved}.", flush=True)
@@ -919,12 +843,13 @@ class BasisTrainer(GRPOTrainer):
         """
         if folder is None:
             return []
-        day = saved_day(folder)
+        before = run_state.saved_settings(folder)
+        day = before.get("day")
         if day is not None and day != template_day():
             use_day(day)
-            self._settings = self._settings_now()
-        lines = compare_settings(folder, self._settings, self.args.allow_changed_settings)
-        first = saved_settings(folder).get("base")
+            self._settings = run_state.settings_of(self, self._base, self._tokenizer)
+        lines = run_state.compare_settings(folder, self._settings, self.args.allow_changed_settings)
+        first = before.get("base")
         if first and not self._base["role"]:
             # Nothing needs the base model any more, so the run keeps naming the one that it began with.
             self._settings["base"] = first
@@ -941,11 +866,11 @@ class BasisTrainer(GRPOTrainer):
     def _save_last_step(self) -> None:
         """After a failed generation, save the optimizer step before it, unless that is done already."""
         last = Path(str(self.args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        saved = on_main_process(lambda: checkpoint.is_complete(last))
-        if saved or self.args.save_strategy == "no" or self.state.global_step == 0:
+        whole = on_main_process(lambda: checkpoint.is_complete(last))
+        if whole or self.args.save_strategy == "no" or self.state.global_step == 0:
             return
         if self._prefetch is not None:
-            self._prefetch.drop()
+            self._prefetch.load_state_dict({"ahead": None})
         # Back to the end of that step: the state has moved on since.
         self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn = self._last_step
         self._pending.forget(self._generation_batch)
@@ -953,21 +878,18 @@ class BasisTrainer(GRPOTrainer):
             self._critic.forget(self._generation_batch)
         self._save_checkpoint(self.model_wrapped, trial=None)
 
-    def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochIndices:
-        repeat_count = self.num_iterations * self.args.steps_per_generation
-        return self._sampler(dataset, lambda: int(self.state.epoch or 0), repeat_count)
-
     def epoch_order(self, epoch: int) -> EpochIndices:
         """Indices of an epoch's rollouts into the dataset, each once, in the order in which they are generated."""
-        return self._sampler(None, lambda: epoch, 1)
+        return self._get_train_sampler(epoch=epoch)
 
-    def _sampler(self, dataset: Dataset | None, epoch: Callable[[], int], repeat_count: int) -> EpochIndices:
+    def _get_train_sampler(self, dataset: Dataset | None = None, epoch: int | None = None) -> EpochIndices:
         return EpochIndices(
-            epoch=epoch,
+            epoch=lambda: int(self.state.epoch or 0) if epoch is None else epoch,
             data_source=self.train_dataset if dataset is None else dataset,
             mini_repeat_count=self.num_generations,
             batch_size=self.args.generation_batch_size // self.num_generations,
-            repeat_count=repeat_count,
+            # The data loader reads a generation batch once for each micro-batch that is trained on.
+            repeat_count=self._generate_every if epoch is None else 1,
             shuffle=self.shuffle_dataset,
             seed=self.args.seed,
         )
@@ -978,18 +900,15 @@ class BasisTrainer(GRPOTrainer):
         """As in transformers, with ``avg@k`` (k: ``num_generations_eval``) and ``pass@k`` of each set, and each set's
         metrics apart: ``eval_NAME_reward``. It does not change the training that follows: the random state is
         restored."""
-        self._eval_scores = EvalScores()
+        self._eval_scores = scoring.EvalScores()
         self._eval_name = metric_key_prefix.removeprefix("eval").removeprefix("_")
         logs = {name: of_kind(rows, self.args.generation_batch_size) for name, rows in self._logs.items()}
         table = Path(str(self.args.output_dir)) / "completions" / f"completions_{self.state.global_step:05d}.parquet"
-        several = isinstance(
-            self.eval_dataset if eval_dataset is None else eval_dataset,
-            dict,
-            # Of several sets, transformers evaluates each by a call of its own.
-        )
+        # For several sets, transformers calls this method again for each.
+        several = isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict)
         mine = table if self.accelerator.is_main_process and self.log_completions and not several else None
         with (
-            random_numbers_kept(self.accelerator.device),
+            scoring.random_numbers_kept(self.accelerator.device),
             # Rollouts of an evaluation would push those of training out of TRL's log.
             attributes(self, _logs=logs),
             set_aside(mine, f"{metric_key_prefix}_{table.name}"),
@@ -1001,9 +920,10 @@ class BasisTrainer(GRPOTrainer):
         if not self.model.training:
             metrics = self._metrics["eval"]
             metrics.update({key: [value] for key, value in self._eval_scores.take(self.num_generations_eval).items()})
-            named = of_set(metrics, self._eval_name)
-            metrics.clear()
-            metrics.update(named)
+            if self._eval_name:
+                # TRL logs the metrics of every evaluation set under the same names.
+                for key in list(metrics):
+                    metrics[f"{self._eval_name}_{key}"] = metrics.pop(key)
         # The log has the totals of the run already, and these belong to no step.
         if self.was_finished and "train_runtime" in logs:
             return
@@ -1025,36 +945,40 @@ class BasisTrainer(GRPOTrainer):
             "critic": self._critic,
             "selection": self.selection,
             "coverage": self._coverage,
+            "prefetch": self._prefetch,
         }
         return {name: part for name, part in parts.items() if part is not None}
 
     def _save_parts(self, folder: str) -> None:
-        shape = {"ranks": self.accelerator.num_processes, "generate_every": self._generate_every}
+        every = self._generate_every
         states = {name: part.state_dict() for name, part in self._parts().items()}
-        states["place"] = loop_state(self._step, self._buffered_inputs, self._metrics, **shape)
-        if self._prefetch is not None:
-            states["prefetch"] = self._prefetch.state_dict(stopping=self.stop_on_signal.stopped)
-        save_parts(folder, self.accelerator.process_index, states)
+        states["place"] = {
+            "step": self._step,
+            "ranks": self.accelerator.num_processes,
+            "generate_every": every,
+            # Rollouts in use cannot be sampled again: the policy that sampled them has changed since.
+            "rollouts": self._buffered_inputs if self._step % every else None,
+            "metrics": {mode: dict(values) for mode, values in self._metrics.items()},
+        }
+        run_state.save_parts(folder, self.accelerator.process_index, states)
 
     def _restore_parts(self, folder: str) -> None:
         """Restore `_save_parts`'s result; a part that the saving run did not have stays as it was built."""
-        states = load_parts(folder, self.accelerator.process_index)
+        states = run_state.load_parts(folder, self.accelerator.process_index)
         if "place" in states:
             place = states["place"]
-            self._step = resumed_step(place, ranks=self.accelerator.num_processes, generate_every=self._generate_every)
+            ranks = self.accelerator.num_processes
+            self._step = run_state.resumed_step(place, ranks=ranks, generate_every=self._generate_every)
             self._buffered_inputs = send_to_device(place["rollouts"], self.accelerator.device)
             for mode, values in place["metrics"].items():
                 self._metrics[mode].update(values)
-        parts = self._parts()
-        if self._prefetch is not None:
-            parts["prefetch"] = self._prefetch
-        for name, part in parts.items():
+        for name, part in self._parts().items():
             if name in states:
                 part.load_state_dict(states[name])
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         folder = Path(output_dir or str(self.args.output_dir))
-        # A checkpoint's folder has its mark already.
+        # `_write_checkpoint` marks a checkpoint itself, when all ranks have written their files.
         of_checkpoint = _internal_call and folder.name.startswith(PREFIX_CHECKPOINT_DIR)
         marks = self.args.should_save and not of_checkpoint
         with naming_a_full_disk(folder):
@@ -1062,7 +986,7 @@ class BasisTrainer(GRPOTrainer):
                 checkpoint.begin(folder)
             super().save_model(output_dir, _internal_call=_internal_call)
             if _internal_call and self.args.should_save:
-                save_baseline(folder, self.baseline, self._generation_batch, self.dataset_identity)
+                run_state.save_baseline(folder, self.baseline, self._generation_batch, self.dataset_identity)
             if marks:
                 checkpoint.mark_whole(folder)
 
@@ -1070,9 +994,9 @@ class BasisTrainer(GRPOTrainer):
         super()._save_rng_state(output_dir)
         self._save_parts(output_dir)
         if self.args.should_save:
-            save_settings(Path(output_dir), self._settings)
+            run_state.save_settings(Path(output_dir), self._settings)
             if self.args.sync_ref_model:
-                save_reference(output_dir, self.accelerator.unwrap_model(self.ref_model))
+                run_state.save_reference(output_dir, self.accelerator.unwrap_model(self.ref_model))
         if self._critic is not None:
             self._critic.save(output_dir)
 
@@ -1118,10 +1042,10 @@ class BasisTrainer(GRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint_folder)
         if checkpoint_folder is not None:
-            self._generation_batch = load_baseline(checkpoint_folder, self.baseline, self.dataset_identity)
+            self._generation_batch = run_state.load_baseline(checkpoint_folder, self.baseline, self.dataset_identity)
             self._restore_parts(checkpoint_folder)
             if self.args.sync_ref_model:
-                load_reference(checkpoint_folder, self.accelerator.unwrap_model(self.ref_model))
+                run_state.load_reference(checkpoint_folder, self.accelerator.unwrap_model(self.ref_model))
             if self._critic is not None:
                 self._critic.load(checkpoint_folder)
             self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
@@ -1196,23 +1120,7 @@ class BasisTrainer(GRPOTrainer):
         self, model_name: str | None = None, dataset_name: str | None = None, tags: Iterable[str] = ()
     ) -> RunInfo:
         """What ``run.json`` and the model card tell about the run as it stands; see `create_model_card`."""
-        return run_info(
-            args=self.args,
-            state=self.state,
-            origin=self.origin,
-            accelerator=self.accelerator,
-            model=self.model,
-            baseline=self.baseline,
-            sampler=self.sampler,
-            reward_funcs=self._functions,
-            train_dataset=self.train_dataset,
-            rollouts=self.spending.rollouts,
-            stopped=self.stop_on_signal.stopped,
-            model_name=model_name or self.publisher.hub.name.split("/")[-1],
-            hub_model_id=self.hub_model_id,
-            dataset_name=dataset_name,
-            tags=tags,
-        )
+        return run_info(self, model_name or self.publisher.hub.name.split("/")[-1], dataset_name, tags)
 
     def create_model_card(
         self,
@@ -1242,7 +1150,7 @@ class BasisTrainer(GRPOTrainer):
 # other one the whole.
 SIGNALS: dict[str, Callable[[BasisTrainer, list[dict[str, Any]], dict[str, Any]], Any]] = {
     "energies": lambda run, rows, output: run._energies and run._energies.take(output, run._old_log_probs),
-    "rollout_weights": lambda run, rows, output: rollout_weights(output),
+    "rollout_weights": lambda run, rows, output: scoring.rollout_weights(output),
     "values": lambda run, rows, output: (
         run._critic and run._critic.values(output, run._generation_batch, run._old_log_probs)
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ _Turn = tuple[list[list[int]], list[list[float]] | None]
 Generate = Callable[..., _Turn]
 
 
+@dataclass
 class Turns:
     """Rollouts that may call tools, on any number of ranks.
 
@@ -40,27 +42,17 @@ class Turns:
         has_log_probs: whether the engine gives the log-probabilities of what it sampled (vLLM).
     """
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        tokenizer: Any,
-        tools: Sequence[Any],
-        max_completion_length: int,
-        room: Callable[[int, int], AbstractContextManager[Any]],
-        *,
-        has_log_probs: bool,
-    ) -> None:
-        self.accelerator = accelerator
-        self.tokenizer = tokenizer
-        self.tools = tools
-        self.max_completion_length = max_completion_length
-        self.room = room
-        self.has_log_probs = has_log_probs
-        # Tokens of prompt and completion; within the loop over turns only.
-        self._longest: int | None = None
-        self._generate: Generate | None = None
-        self._failed_calls = 0
-        self._void: list[bool] = []
+    accelerator: Accelerator
+    tokenizer: Any
+    tools: Sequence[Any]
+    max_completion_length: int
+    room: Callable[[int, int], AbstractContextManager[Any]]
+    has_log_probs: bool
+    # Most tokens of a prompt and its completion, and what generates a turn; None outside of the loop over turns.
+    _longest: int | None = field(default=None, init=False)
+    _generate: Generate | None = field(default=None, init=False)
+    _failed_calls: int = field(default=0, init=False)
+    _void: list[bool] = field(default_factory=list, init=False)
 
     @property
     def running(self) -> bool:
@@ -83,17 +75,14 @@ class Turns:
             generate: TRL's `_generate_single_turn`.
             prompts: as TRL has them; `prompt_ids` and `args` likewise.
         """
-        self._longest = max(map(len, prompt_ids)) + self.max_completion_length
-        self._generate = generate
+        longest = max(map(len, prompt_ids)) + self.max_completion_length
         self._failed_calls = 0
-        try:
+        with attributes(self, _longest=longest, _generate=generate):
             with reading_calls():
                 result = trl_loop(prompts, prompt_ids, *args)
             # Help the other ranks until none has a row left.
             while self.turn([]) is not None:
                 pass
-        finally:
-            self._longest = self._generate = None
         mask, completions, completion_ids, log_probs, calls, failures, images = result
         return mask, completions, completion_ids, log_probs, calls, failures + self._failed_calls, images
 
@@ -170,8 +159,7 @@ def read_turn(tokenizer: Any, ids: list[int], *args: Any, **kwargs: Any) -> dict
     # Whatever the parser raises: a model may write calls that are nested too deeply for it.
     except Exception:
         message = {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}
-    result: dict[str, Any] = _without_surrogates(message)
-    return result
+    return _without_surrogates(message)
 
 
 def _without_surrogates(value: Any) -> Any:

@@ -13,9 +13,16 @@ from typing import ClassVar
 
 import pytest
 
-from basis_rl.engine import server, supervisor
-from basis_rl.engine.server import Server, ServerError, ServerOptions, can_change, failure_reason, free_port
-from basis_rl.engine.supervisor import kept_alive
+from basis_rl.engine import server
+from basis_rl.engine.server import (
+    Server,
+    ServerError,
+    ServerOptions,
+    can_change,
+    failure_reason,
+    free_port,
+    kept_alive,
+)
 from basis_rl.engine.weights import default_folder, part_of
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
@@ -120,7 +127,7 @@ class Process:
 
 @pytest.fixture
 def processes(monkeypatch):
-    monkeypatch.setattr(supervisor, "Server", Process)
+    monkeypatch.setattr(server, "Server", Process)
     monkeypatch.setattr(Process, "made", [])
 
 
@@ -235,7 +242,7 @@ def test_a_server_has_started_when_it_has_answered(answer, tmp_path, monkeypatch
     options = ServerOptions("me/model", port=0, log=tmp_path / "vllm.log")
     if answer != 500:
         with Server(options) as running:
-            assert running.is_healthy()
+            assert running.client.is_healthy()
         return
     started = Server(options)
     with pytest.raises(ServerError) as caught:

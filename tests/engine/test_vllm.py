@@ -92,7 +92,7 @@ def test_a_head_size_without_kernels_is_found_before_training(tmp_path):
     with pytest.raises(ServerError, match=r"failed at its first request: .*head_dim=24.*\(log: .*server.log\)"):
         started.start()
     assert not can_change(failure_reason(options.log))
-    assert not started.is_healthy()
+    assert not started.client.is_healthy()
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from basis_rl.baselines import Rloo
+from basis_rl.baselines import BASELINES, Baseline, Rloo
 from basis_rl.data import GYM_COLUMN
 from basis_rl.objectives import OBJECTIVES
 from basis_rl.recipe.build import (
@@ -25,7 +25,7 @@ from basis_rl.recipe.build import (
 )
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.words import parse_yaml, split_path
-from basis_rl.trainer.plan import as_baseline, as_rewards
+from basis_rl.trainer.plan import as_object, as_rewards
 from tests.support.tiny import tiny_tokenizer
 
 
@@ -165,7 +165,7 @@ def test_one_syntax_names_what_is_ones_own(path, parsed):
     assert build_tools(found.run)[0]("abc") == "3"
     (reward,) = as_rewards(name.format("Graded"), found.args)
     assert reward.scale == 1.0
-    assert as_baseline(name.format("Weighted")).weight == 1.0
+    assert as_object("baseline", name.format("Weighted"), BASELINES, Baseline).weight == 1.0
 
 
 def test_lists_have_commas_or_blanks(tmp_path, tiny_path):

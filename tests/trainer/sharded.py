@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from basis_rl.__main__ import leave
 from basis_rl.baselines import Ppo
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.shards import whole
+from basis_rl.trainer.critic import whole
 from tests.support.ranks import no_shared_memory
 from tests.support.served import trainer
 from tests.support.tiny import Keeps, tiny_trainer

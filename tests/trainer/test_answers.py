@@ -60,7 +60,7 @@ def test_from_python_there_is_one_warning_and_the_box_stays(tmp_path, caplog, gi
     with caplog.at_level(logging.WARNING):
         trainer = tiny_trainer(tmp_path, reward_funcs=given())
     assert len(warned(caplog)) == 1
-    assert trainer._functions[0].place == "box"
+    assert trainer.functions[0].place == "box"
 
 
 @pytest.mark.parametrize("thinks", [True, False])

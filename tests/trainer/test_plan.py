@@ -14,22 +14,21 @@ from trl import GRPOConfig
 
 import basis_rl
 from basis_rl import Baseline
-from basis_rl.baselines import Rloo, build_baseline
+from basis_rl.baselines import BASELINES, Rloo, build_baseline
 from basis_rl.conformance.baselines import example_batch
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.base import required_columns
 from basis_rl.rewards.function import FunctionReward
 from basis_rl.rewards.overlong import OverlongReward
-from basis_rl.samplers import Uniform
+from basis_rl.samplers import SAMPLERS, PromptSampler, Uniform
 from basis_rl.trainer import BasisConfig, BasisTrainer
 from basis_rl.trainer.config import with_objective
 from basis_rl.trainer.plan import (
     Plan,
-    as_baseline,
     as_config,
     as_dataset,
+    as_object,
     as_rewards,
-    as_sampler,
     baseline_of_settings,
     check_adapter,
     check_baseline_needs,
@@ -367,10 +366,13 @@ def test_rows_are_a_dataset():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: as_baseline(Rloo), r"Rloo is a class: give Rloo\(...\), or its name 'rloo'"),
-        (lambda: as_baseline(3), "got a int"),
-        (lambda: as_sampler(3), "or an object, got int"),
-        (lambda: as_sampler(Uniform), "Uniform is a class.*'uniform'"),
+        (
+            lambda: as_object("baseline", Rloo, BASELINES, Baseline),
+            r"Rloo is a class: give Rloo\(...\), or its name 'rloo'",
+        ),
+        (lambda: as_object("baseline", 3, BASELINES, Baseline), "got an int"),
+        (lambda: as_object("prompt_sampler", 3, SAMPLERS, PromptSampler), "subclass of PromptSampler, got an int"),
+        (lambda: as_object("prompt_sampler", Uniform, SAMPLERS, PromptSampler), "Uniform is a class.*'uniform'"),
         (lambda: as_rewards([MathVerifyReward], None), "MathVerifyReward is a class: give .*its name 'math_verify'"),
         (lambda: as_config(BasisConfig, "m"), "BasisConfig is a class"),
         (lambda: as_config(GRPOConfig("x", use_cpu=True, bf16=False), "m"), "must be a BasisConfig, got GRPOConfig"),

@@ -217,12 +217,15 @@ class FakeRun:
     def __init__(self, rank):
         self.accelerator = SimpleNamespace(process_index=rank, num_processes=2)
         self.asked, self.taken = [], (None, 0.5)
+        self.stopping = False
 
     def epoch_order(self, epoch):
         return [(i + epoch) % 12 for i in range(12) for _ in range(2)]
 
     def prefetch(self, is_main=True):
-        return Prefetch(self, self.rows, lambda prompts: [[int(prompt)] for prompt in prompts], is_main=is_main)
+        return Prefetch(
+            self, self.rows, lambda prompts: [[int(prompt)] for prompt in prompts], is_main, lambda: self.stopping
+        )
 
     def last_taken(self):
         return self.taken
@@ -256,9 +259,8 @@ def test_the_next_batch_is_asked_for_once_and_each_rank_asks_for_its_rows(rank):
 def test_state_is_waited_for_unless_the_run_was_told_to_stop():
     run = FakeRun(0)
     prefetch = run.prefetch()
-    assert prefetch.state_dict(stopping=False) == {"ahead": {"waited": True}}
-    assert prefetch.state_dict(stopping=True) == {"ahead": {"waited": False}}
+    assert prefetch.state_dict() == {"ahead": {"waited": True}}
+    run.stopping = True
+    assert prefetch.state_dict() == {"ahead": {"waited": False}}
     prefetch.load_state_dict({"ahead": {"a": 1}})
     assert run.restored == {"a": 1}
-    prefetch.drop()
-    assert run.restored is None

@@ -140,7 +140,7 @@ MISTAKES = {
     "DatasetDict": (
         {"dataset": DatasetDict({"train": sums(), "test": sums()})},
         {"dataset": DatasetDict({"train": sums()})["train"], "eval_dataset": DatasetDict({"test": sums()})},
-        "got a dict of train, test: take one of them",
+        "got a dict. Of several datasets, take one",
     ),
     "BOS twice": (
         {"dataset": prompts(f"{BEGIN}a", f"{BEGIN}b", rest=f"{BEGIN}c"), "tokenizer": tokenizer(before=[BEGIN])},

@@ -27,7 +27,7 @@ def config(tmp_path, **settings):
 
 
 def facts(tmp_path, origin=None, baseline=None, log=(), step=3, max_steps=5, given=None, **settings):
-    """The facts of a run with these settings; `given` are further arguments of `run_info`."""
+    """The facts of a run with these settings; `given` are further attributes of the trainer, or arguments."""
     known = {
         "args": config(tmp_path, **settings),
         "state": SimpleNamespace(log_history=list(log), global_step=step, max_steps=max_steps),
@@ -36,13 +36,15 @@ def facts(tmp_path, origin=None, baseline=None, log=(), step=3, max_steps=5, giv
         "model": torch.nn.Linear(1, 1),
         "baseline": baseline or build_baseline("rloo"),
         "sampler": Frontier(hard=2.0),
-        "reward_funcs": [parity_reward],
+        "functions": [parity_reward],
         "train_dataset": sums(6),
-        "rollouts": 48,
-        "stopped": False,
-        "model_name": "m",
+        "spending": SimpleNamespace(rollouts=48),
+        "stop_on_signal": SimpleNamespace(stopped=False),
+        "hub_model_id": None,
     }
-    return run_info(**{**known, **(given or {})})
+    given = given or {}
+    arguments = {name: given[name] for name in ("dataset_name", "tags") if name in given}
+    return run_info(SimpleNamespace(**{**known, **given}), "m", **arguments)
 
 
 def test_each_fact_is_from_its_own_source(tmp_path):
@@ -84,7 +86,7 @@ def test_a_run_is_finished_when_it_has_come_to_its_end_unless_a_signal_ended_it(
     end = [{"reward": 1.0}, {"train_runtime": 3.0}]
     assert not facts(tmp_path, log=end[:1]).finished
     assert facts(tmp_path, log=end).finished
-    assert not facts(tmp_path, log=end, given={"stopped": True}).finished
+    assert not facts(tmp_path, log=end, given={"stop_on_signal": SimpleNamespace(stopped=True)}).finished
     assert facts(tmp_path, step=9, max_steps=0).max_steps == 9
 
 

@@ -302,7 +302,7 @@ class Never(Variance):
         ("varianse", {}, "Did you mean 'variance'"),
         (Variance, {}, "Variance is a class: give .* or its name 'variance'"),
         (Twice, {}, "Twice is a class"),
-        (3, {}, "prompt_sampler must be a name .* got int"),
+        (3, {}, "prompt_sampler must be a name .* got an int"),
         (Twice(), {}, "did not draw 4 different prompts"),
         (Never(), {}, "0 prompts have a positive weight, and a batch takes 4"),
         (Weighs(torch.ones(5)), {}, r"must return a tensor of shape \(16,\), and returned a tensor of shape \(5,\)"),

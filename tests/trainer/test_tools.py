@@ -345,11 +345,13 @@ def test_a_call_with_wrong_arguments_is_not_begun():
     assert begun == [{"expression": "1"}]
 
 
-def test_images_and_tools_work_on_one_process(tmp_path):
+def test_images_and_tools_work_on_one_process(tmp_path, monkeypatch):
     rows = Dataset.from_list([{"prompt": [{"role": "user", "content": "?"}], "image": "x"}])
-    check_tools([calculator], None, rows, config(tmp_path), 1)
+    args = config(tmp_path)
+    check_tools([calculator], None, rows, args)
+    monkeypatch.setattr(type(args), "world_size", 2)
     with pytest.raises(ValueError, match="on one process only"):
-        check_tools([calculator], None, rows, config(tmp_path), 2)
+        check_tools([calculator], None, rows, args)
 
 
 def test_a_base_models_turns_end_where_the_template_ends_them(tmp_path):
