@@ -61,7 +61,8 @@ def known(found: Any, prompt_ids: list[str]) -> Any:
 def selection(data: Dataset, prompt_ids: list[str], name: str, belief: Baseline, shape: tuple[int, int]) -> Selection:
     """What `BasisTrainer` draws its prompts with."""
     batch, rollouts = shape
-    args: Any = SimpleNamespace(generation_batch_size=batch * rollouts, num_generations=rollouts, seed=0)
+    length = {"max_steps": -1, "num_train_epochs": 9}
+    args: Any = SimpleNamespace(generation_batch_size=batch * rollouts, num_generations=rollouts, seed=0, **length)
     one: Any = SimpleNamespace(process_index=0, num_processes=1)
     return Selection(build_sampler(name), belief, data, prompt_ids, args, one)
 

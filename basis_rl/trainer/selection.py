@@ -30,6 +30,10 @@ from basis_rl.trainer.rewarding import total_rewards
 from basis_rl.types import RolloutBatch
 
 _logger = logging.getLogger(__name__)
+# Below so many draws of each prompt a belief from rewards alone was seen to choose no better than at random.
+_FEW_DRAWS = 3
+# Prompts that are looked at for a difference.
+_SOME = 1000
 
 
 @contextmanager
@@ -117,7 +121,29 @@ def tried_belief(
     # Nothing has been spent yet: a mistake in the settings.
     except SelectionFailed as error:
         raise ValueError(str(error)) from error
+    _name_blind_draws(sampler, belief, prompt_ids, args)
     return belief
+
+
+def _name_blind_draws(
+    sampler: PromptSampler, belief: ValueBelief, prompt_ids: Sequence[str], args: BasisConfig
+) -> None:
+    """Warn if the run ends before the belief can tell prompts apart: it knows only of those that were drawn."""
+    count = args.num_train_epochs
+    if args.max_steps > 0:
+        batches = args.max_steps * args.gradient_accumulation_steps / (args.steps_per_generation * args.num_iterations)
+        count = batches * args.generation_batch_size / args.num_generations / len(prompt_ids)
+    reads_texts = "prompt_texts" in getattr(belief, "requires", ())
+    if not sampler.needs_belief or reads_texts or count >= _FEW_DRAWS:
+        return
+    mean, _ = belief.believed(prompt_ids[:_SOME])
+    if bool((mean == mean[0]).all()):
+        _logger.warning(
+            "prompt_sampler '%s' will choose hardly better than 'uniform': on average this run draws each of %d prompts "
+            "%.1f times, and the belief is the same about all that were not drawn yet. `baseline: basis_history` with "
+            "`baseline_kwargs: {prior: text}` predicts new prompts from their texts; a value table tells them apart too.",
+            sampler_name(sampler), len(prompt_ids), count,
+        )  # fmt: skip
 
 
 @dataclass(eq=False)

@@ -76,6 +76,24 @@ def test_batches_are_drawn_by_the_belief_of_the_batches_before(baseline, tmp_pat
     assert not torch.equal(beliefs[1], beliefs[2])  # it learns
 
 
+@pytest.mark.parametrize(
+    ("baseline", "given", "blind"),
+    [
+        (BasisHistory(), {}, True),
+        ("spo", {}, True),
+        (BasisHistory(), {"max_steps": 24}, False),
+        (BasisHistory(prior="text"), {}, False),
+        ("basis", {}, False),
+        ("grpo", {}, False),
+        (BasisHistory(), {"sampler": "uniform"}, False),
+    ],
+)
+def test_a_sampler_that_cannot_tell_prompts_apart_is_named(baseline, given, blind, tmp_path, caplog):
+    """12 draws of 16 prompts, or 48; the value table, the texts, and the belief beside `grpo` know new prompts."""
+    build(tmp_path, baseline, **given)
+    assert ("hardly better than 'uniform'" in caplog.text) == blind
+
+
 def test_the_default_is_trls_order_to_the_bit(tmp_path):
     plain, named = run(tmp_path, sampler="uniform"), run(tmp_path, sampler=Uniform())
     assert plain.selection is None
@@ -158,7 +176,9 @@ class Believing:
 
 def fake_selection(rank=0, ranks=1, sampler=None, prompts=16, batch=8, rollouts=2):
     accelerator = SimpleNamespace(process_index=rank, num_processes=ranks)
-    args = SimpleNamespace(generation_batch_size=batch, seed=1, num_generations=rollouts)
+    args = SimpleNamespace(
+        generation_batch_size=batch, seed=1, num_generations=rollouts, max_steps=-1, num_train_epochs=9
+    )
     ids = [str(i) for i in range(prompts)]
     dataset = Dataset.from_list([{"prompt_id": name, "prompt": name} for name in ids])
     found = Selection(sampler or Variance(), build_baseline("rloo"), dataset, ids, args, accelerator)
