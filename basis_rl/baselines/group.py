@@ -313,7 +313,7 @@ class JamesStein(CenterScale):
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         result = super().advantages(batch)
-        weight, _ = self._weights(batch.rewards.double(), batch.group_ids)
+        weight, _ = self._weights(returns(batch), batch.group_ids)
         result.metrics["shrinkage"] = float(weight.mean())
         return result
 
@@ -391,9 +391,9 @@ class Ebpo(CenterScale):
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         result = super().advantages(batch)
-        rewards = _returns(batch)
+        rewards = returns(batch)
         groups = batch.group_ids
-        used = ~rewards.isnan() & (segment_count(rewards, groups) >= self.min_group_size)
+        used = scorable_rows(batch) & (segment_count(rewards, groups) >= self.min_group_size)
         # `scales`: the advantages of the whole batch are normalised, over rows that count.
         raw = result.values[used] if bool(used.any()) else torch.zeros(1, dtype=torch.float64)
         values = torch.where(used, (result.values - raw.mean()) / (raw.std(correction=0) + self.eps), 0.0)
@@ -402,7 +402,7 @@ class Ebpo(CenterScale):
         return Advantages(values=values, baseline=result.baseline, metrics=metrics)
 
     def update(self, batch: RolloutBatch) -> None:
-        self.rewards, self.means = self._moments(_returns(batch), batch.group_ids)
+        self.rewards, self.means = self._moments(returns(batch), batch.group_ids)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rewards": list(self.rewards), "means": list(self.means)}
@@ -411,8 +411,3 @@ class Ebpo(CenterScale):
         check_state_keys(self, state, ("rewards", "means"))
         self.rewards = tuple(state["rewards"])
         self.means = tuple(state["means"])
-
-
-def _returns(batch: RolloutBatch) -> Tensor:
-    """``(N,)`` the return of each rollout, NaN where it cannot be scored."""
-    return returns(batch).masked_fill(~scorable_rows(batch), torch.nan)

@@ -139,9 +139,9 @@ def _name_blind_draws(
     mean, _ = belief.believed(prompt_ids[:_SOME])
     if bool((mean == mean[0]).all()):
         _logger.warning(
-            "prompt_sampler '%s' will choose hardly better than 'uniform': on average this run draws each of %d prompts "
-            "%.1f times, and the belief is the same about all that were not drawn yet. `baseline: basis_history` with "
-            "`baseline_kwargs: {prior: text}` predicts new prompts from their texts; a value table tells them apart too.",
+            "prompt_sampler '%s' will choose hardly better than 'uniform': this run draws each of %d prompts %.1f "
+            "times on average, and the belief is the same about all that were not drawn yet. `baseline: basis_history` "
+            "with `baseline_kwargs: {prior: text}` predicts new prompts from their texts; a value table helps too.",
             sampler_name(sampler), len(prompt_ids), count,
         )  # fmt: skip
 
