@@ -175,7 +175,7 @@ def break_abandoned_locks(root: Path | None = None, patience: float = 300.0) -> 
     torch takes a lock by creating a file, which it holds open; the next process waits silently until the file is gone,
     however long. A process that is killed meanwhile leaves it, and every later run hangs at its start. So a lock that
     no process of this machine has open, and that is older than `patience` seconds, counts as abandoned. A younger one
-    is waited for, since the folder may be shared with a machine that is compiling.
+    may belong to another machine that compiles in the same folder, so it stays.
 
     Args:
         root: where extensions are compiled; default as in torch (``TORCH_EXTENSIONS_DIR``, else the user's cache).
