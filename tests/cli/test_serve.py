@@ -94,7 +94,7 @@ class Started:
 
     def __init__(self, options, ends):
         self.options, self.url, self.process = options, f"http://{options.host}:{options.port}", self
-        self.poll, self.closed = ends, False
+        self.wait, self.closed = ends, False
 
     def __enter__(self):
         return self
@@ -111,7 +111,6 @@ def interrupted():
 def test_serve_tells_how_to_train_and_how_it_ended(ends, code, said, model, monkeypatch, capsys):
     started, before = [], signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("basis_rl.engine.server.Server", lambda o: started.append(Started(o, ends)) or started[0])
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     words = ["--port", "8123", "--dtype", "float32", "--max-model-len", "64", "--tensor-parallel-size", "4"]
     try:
         assert main(["serve", str(model), *words]) == code
