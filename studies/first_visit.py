@@ -7,8 +7,8 @@ the policy learns from a batch, 32 further rollouts measure the true value of ea
 estimators have not seen the prompt before:
 
 - ``batch mean``: the mean of the other rewards of the batch;
-- ``hidden``: Bayesian logistic regression on the policy's own last hidden state at the end of the prompt, learnt online
-  from the rewards of the earlier batches (`basis_rl.functional.regression`);
+- ``hidden``: Bayesian logistic regression on the policy's own last hidden state at the end of the prompt, fitted to
+  the rewards of the earlier batches (`basis_rl.functional.regression`);
 - ``start``: the same on the hidden states of the policy before training, which need to be computed only once;
 - ``words``: the same on hashed words and pairs of neighbouring words of the prompt, which need no model.
 
@@ -39,7 +39,7 @@ from basis_rl import BasisTrainer
 from basis_rl.baselines import build_baseline
 from basis_rl.data import problem_text
 from basis_rl.functional.history import expected_sigmoid
-from basis_rl.functional.regression import hashed_words, predicted_logits, regression_update
+from basis_rl.functional.regression import hashed_words, logistic_posterior, predicted_logits
 from basis_rl.rewards import MathVerifyReward
 from benchmarks.common import one_thread
 from benchmarks.trainers import quiet
@@ -50,7 +50,6 @@ from studies.selection import task as selection
 POLICIES = ("quickstart", "worked", "selection")
 WORDS = 128  # hashed features
 PRIOR = 4.0  # variance of a logit before anything is known
-KEEP = 0.999  # share of the earlier certainty that remains after each batch, because the policy changes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,12 +123,14 @@ def regression_errors(features: list[np.ndarray], rewards: list[np.ndarray], val
     """Mean squared error in each batch of predictions from the batches before it."""
     width = features[0].shape[1] + 1
     mean, covariance = torch.zeros(width, dtype=torch.float64), PRIOR * torch.eye(width, dtype=torch.float64)
-    errors = []
+    errors: list[float] = []
+    seen, known = torch.zeros((0, width), dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
     for phi, r, truth in zip(features, rewards, values, strict=True):
         rows = torch.cat([torch.ones(len(phi), 1, dtype=torch.float64), torch.from_numpy(phi)], dim=1)
         predicted = expected_sigmoid(*predicted_logits(mean, covariance, rows))
         errors.append(float(((predicted.numpy() - truth) ** 2).mean()))
-        mean, covariance = regression_update(mean, covariance / KEEP, rows, torch.from_numpy(r))
+        seen, known = torch.cat([seen, rows]), torch.cat([known, torch.from_numpy(r)])
+        mean, covariance = logistic_posterior(mean, seen, known, torch.zeros_like(known), PRIOR)
     return errors
 
 

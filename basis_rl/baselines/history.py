@@ -14,7 +14,7 @@ from torch import Tensor
 from basis_rl.baselines.base import check_state_keys, where_scorable, with_room
 from basis_rl.baselines.reward_range import TableBelief
 from basis_rl.functional import history as equations
-from basis_rl.functional.regression import hashed_words, predicted_logits, regression_update
+from basis_rl.functional.regression import hashed_words, logistic_posterior, predicted_logits
 from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
@@ -25,10 +25,10 @@ Belief = Literal["beta", "gaussian"]
 _UNKNOWN_SHIFT = 100.0
 # Weights of the drifts remember about 1 / (1 - 0.97) = 33 batches: a run may stand still first and move later.
 _FORGETTING = 0.97
-# Of the text prior: places that words are hashed to, and what a batch leaves of the certainty of those before it, since
-# the policy moves, and not all texts alike.
+# Of the text prior: places that words are hashed to, and how many of the last rewards it is fitted to. Older ones were
+# those of another policy, and it does not move alike on all texts.
 _WIDTH = 128
-_KEEP = 0.999
+_WINDOW = 4096
 NO_TEXTS: Mapping[str, str] = {}
 
 
@@ -60,8 +60,8 @@ class BasisHistory(TableBelief):
         drift: variance that a prompt's logit gains per step, beside the common shift, or ``"auto"``.
         shift_drift: variance that the common shift gains per step.
         prior_variance: of a prompt without a table.
-        prior: of a prompt that was never sampled: ``flat``, or ``text``, a regression on the words of all prompts so
-            far (`TextPrior`).
+        prior: ``flat``, or ``text``: ``m_i`` is relative to what a regression on the words of all prompts expects of
+            prompt i now (`TextPrior`), before it is sampled for the first time and afterwards.
         belief: ``beta`` or ``gaussian``: the form of the belief about a prompt's value. After n failures in a row the
             Beta's value falls about as ``1 / n``, the filter's as ``n^(-1/2)``.
         lcb: k >= 0: ``b_i = max(V_i - k sd_i, 0)`` on the scale from 0 to 1, sd as `believed` before the batch. Below
@@ -147,19 +147,24 @@ class BasisHistory(TableBelief):
         if self.text_prior is not None:
             self.text_prior.know(run.texts)
 
+    def _of_texts(self, prompt_ids: Sequence[str], texts: Mapping[str, str] = NO_TEXTS) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the logits before a prompt's own rewards, without the common shift. ``(N,), (N,)``."""
+        if self.text_prior is not None:
+            return self.text_prior(prompt_ids, texts)
+        mean = torch.zeros(len(prompt_ids), dtype=torch.float64)
+        return mean, torch.full_like(mean, self.prior_variance)
+
     def _belief(self, prompt_ids: Sequence[str], texts: Mapping[str, str] = NO_TEXTS) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance now, ``(D, N)``, and who has a belief of its own, ``(N,)``. Others have the prior."""
         rows = torch.tensor(list(map(self._row.get, prompt_ids, itertools.repeat(-1))), dtype=torch.long)
         known = rows >= 0
-        mean = torch.zeros((len(self.drifts), len(rows)), dtype=torch.float64)
-        variance = torch.full_like(mean, self.prior_variance)
-        if self.text_prior is not None and not bool(known.all()):
-            new = [name for name, own in zip(prompt_ids, known.tolist(), strict=True) if not own]
-            mean[:, ~known], variance[:, ~known] = self.text_prior(new, texts)
+        prior_mean, prior_variance = self._of_texts(prompt_ids, texts)
+        mean = prior_mean.repeat(len(self.drifts), 1)
+        variance = prior_variance.repeat(len(self.drifts), 1)
         own = self._table[rows[known]].T
         # A belief that was not updated has drifted in each step since.
         age = self.step - own[-1]
-        mean[:, known] = own[: len(self.drifts)]
+        mean[:, known] += own[: len(self.drifts)]
         variance[:, known] = own[len(self.drifts) : -1] + self.drifts[:, None] * age
         return mean, variance, known
 
@@ -263,12 +268,14 @@ class BasisHistory(TableBelief):
             residual = zeros.index_add(1, index, (rewards - values)[:, scored])
             count = zeros.index_add(1, index, torch.ones_like(values)[:, scored])
             before, spread, value = (zeros.index_copy(1, index, x[:, scored]) for x in (mean, variance, values))
-            self._store(list(position), *self._learn(before, spread, value, residual, count))
+            after, spread = self._learn(before, spread, value, residual, count)
+            self._store(list(position), after - self._of_texts(list(position))[0], spread)
+            own = self.log_weights.exp() @ mean - self._of_texts(batch.prompt_ids)[0]
             self.log_weights = equations.prequential_update(self.log_weights, predicted, rewards, _FORGETTING)
             self.shift_mean = float(shift)
             self.shift_variance = float(uncertainty)
             if self.text_prior is not None:
-                self.text_prior.update(batch.prompt_ids, rewards, self.shift_mean)
+                self.text_prior.update(batch.prompt_ids, rewards, self.shift_mean + own)
         else:
             self.shift_variance += self.shift_drift
         self.step += 1
@@ -282,14 +289,16 @@ class BasisHistory(TableBelief):
         old = torch.sigmoid(torch.tensor(self.shift_mean, dtype=torch.float64))
         new = (offset + factor * old).clamp(self.epsilon, 1 - self.epsilon)
         shift = float(torch.logit(new))
-        before = torch.sigmoid(self.mean + self.shift_mean).clamp(self.epsilon, 1 - self.epsilon)
+        names = list(self._row)
+        logits = self.mean + self._of_texts(names)[0] + self.shift_mean
+        before = torch.sigmoid(logits).clamp(self.epsilon, 1 - self.epsilon)
         after = (offset + factor * before).clamp(self.epsilon, 1 - self.epsilon)
-        drifts = len(self.drifts)
-        self._table[: len(self._row), :drifts] = (torch.logit(after) - shift).T
-        self._table[: len(self._row), drifts:-1] *= (before * (1 - before) / (after * (1 - after))).T
-        self.shift_mean = shift
         if self.text_prior is not None:
-            self.text_prior.mean *= factor * float(old * (1 - old) / (new * (1 - new)))
+            self.text_prior.rescale(offset, factor, shift - self.shift_mean)
+        drifts = len(self.drifts)
+        self._table[: len(names), :drifts] = (torch.logit(after) - self._of_texts(names)[0] - shift).T
+        self._table[: len(names), drifts:-1] *= (before * (1 - before) / (after * (1 - after))).T
+        self.shift_mean = shift
 
     def _learn(
         self, mean: Tensor, variance: Tensor, value: Tensor, residual: Tensor, count: Tensor
@@ -345,12 +354,11 @@ def _texts(batch: RolloutBatch) -> Mapping[str, str]:
 
 
 class TextPrior:
-    """``x_i ~ N(w . phi_i, phi_i S phi_i' + own)`` about the logit of prompt i, beside the shift that all have in
-    common.
+    """What texts tell of the logit of prompt i, beside the shift that all have in common: ``N(w . phi_i, ...)``.
 
-    ``phi`` are hashed words and pairs of words; ``w ~ N(m, S)`` is learnt from all rewards so far by Bayesian logistic
-    regression. Before the first batch the variance is that of the flat prior: three quarters of it are what texts may
-    explain, one quarter (`own`) is what no text tells.
+    ``phi`` are hashed words and pairs of words; w is fitted to the last 4,096 rewards by Bayesian logistic regression
+    (`basis_rl.functional.regression.logistic_posterior`). Before the first batch the variance is that of the flat
+    prior: three quarters of it are what texts may explain, one quarter (`own`) is what no text tells.
 
     Args:
         variance: of the flat prior, > 0.
@@ -358,8 +366,13 @@ class TextPrior:
 
     def __init__(self, variance: float) -> None:
         self.own = variance / 4
+        self.of_texts = 0.75 * variance
         self.mean = torch.zeros(_WIDTH, dtype=torch.float64)
-        self.covariance = 0.75 * variance * torch.eye(_WIDTH, dtype=torch.float64)
+        self.covariance = self.of_texts * torch.eye(_WIDTH, dtype=torch.float64)
+        # Of the last rollouts: features, reward, and what else was known of the logit.
+        self.seen = torch.zeros((0, _WIDTH), dtype=torch.float16)
+        self.rewards = torch.zeros(0, dtype=torch.float64)
+        self.offsets = torch.zeros(0, dtype=torch.float64)
         self._row: dict[str, int] = {}
         # A million prompts are 256 MB.
         self._features = torch.zeros((0, _WIDTH), dtype=torch.float16)
@@ -394,14 +407,30 @@ class TextPrior:
         features[rows >= 0] = self._features[rows[rows >= 0]].float()
         return features
 
-    def update(self, prompt_ids: Sequence[str], rewards: Tensor, shift: float) -> None:
-        """Learn from ``(N,)`` rewards in [0, 1], NaN where there is none."""
-        features = self._of(prompt_ids).double()
-        self.mean, self.covariance = regression_update(self.mean, self.covariance / _KEEP, features, rewards, shift)
+    def update(self, prompt_ids: Sequence[str], rewards: Tensor, offsets: Tensor) -> None:
+        """Learn from ``(N,)`` rewards in [0, 1], NaN where there is none; `offsets` are what else the logits hold."""
+        scored = ~rewards.isnan()
+        self.seen = torch.cat([self.seen, self._of(prompt_ids)[scored].half()])[-_WINDOW:]
+        self.rewards = torch.cat([self.rewards, rewards[scored]])[-_WINDOW:]
+        self.offsets = torch.cat([self.offsets, offsets[scored]])[-_WINDOW:]
+        self._fit()
+
+    def rescale(self, offset: float, factor: float, moved: float) -> None:
+        """A wider range, on which a reward r is ``offset + factor r``, and the common shift greater by `moved`."""
+        self.rewards = offset + factor * self.rewards
+        self.offsets = self.offsets + moved
+        self._fit()
+
+    def _fit(self) -> None:
+        self.mean, self.covariance = logistic_posterior(
+            self.mean, self.seen.double(), self.rewards, self.offsets, self.of_texts
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"mean": self.mean.clone(), "covariance": self.covariance.clone()}
+        names = ("mean", "covariance", "seen", "rewards", "offsets")
+        return {name: getattr(self, name).clone() for name in names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.mean = state["mean"].clone()
-        self.covariance = state["covariance"].clone()
+        check_state_keys(self, state, self.state_dict())
+        for name, value in state.items():
+            setattr(self, name, value.clone())

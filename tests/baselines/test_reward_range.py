@@ -71,12 +71,13 @@ def test_a_wider_range_leaves_values_and_what_is_behind_them(belief):
     for batch in batches():
         found.update(batch)
     low, high = found.reward_range
-    now = torch.sigmoid(found.mean + found.shift_mean)
+    names = list(found._row)
+    now = torch.sigmoid(found._belief(names)[0] + found.shift_mean)
     behind = 1 / (found.variance * now * (1 - now))
     unseen = low + (high - low) / (1 + math.exp(-found.shift_mean))
     found._rescale(*found.range.widen(torch.tensor([-3.0, 2.0])))
     assert found.reward_range == (-3.0, 2.0)
-    after = torch.sigmoid(found.mean + found.shift_mean)
+    after = torch.sigmoid(found._belief(names)[0] + found.shift_mean)
     torch.testing.assert_close(-3.0 + 5.0 * after, low + (high - low) * now)
     torch.testing.assert_close(1 / (found.variance * after * (1 - after)), behind)
     assert -3.0 + 5.0 / (1 + math.exp(-found.shift_mean)) == pytest.approx(unseen)

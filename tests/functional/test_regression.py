@@ -1,43 +1,53 @@
-"""Online logistic regression against the textbook's matrices, and features that depend on the words alone."""
-
-import math
+"""Logistic regression against the log-posterior, written out, and features that depend on the words alone."""
 
 import pytest
 import torch
 
-from basis_rl.functional.regression import hashed_words, predicted_logits, regression_update
+from basis_rl.functional.regression import hashed_words, logistic_posterior, predicted_logits
 
 
-@pytest.mark.parametrize("copies", [1, 2])
-def test_an_update_is_the_information_filters(copies):
-    """By inverses, row by row sums, as in the docstring, of fewer and of more rows than features; NaN is left out."""
+def test_the_posterior_is_the_maximum_and_the_curvature_there():
+    """Of the log-posterior of the docstring, summed row by row; from near and from afar."""
     torch.manual_seed(0)
-    f, n = 5, 4
-    phi, rewards = torch.randn(copies * n, f).double(), torch.tensor([1.0, 0.25, math.nan, 0.0] * copies).double()
-    root = torch.randn(f, f).double()
-    mean, covariance, offset = torch.randn(f).double(), root @ root.T + torch.eye(f), 0.7
-    information, gradient = torch.linalg.inv(covariance), torch.zeros(f).double()
-    for row, reward in zip(phi, rewards, strict=True):
-        if reward.isnan():
-            continue
-        x, v = float(row @ mean) + offset, float(row @ covariance @ row)
-        value = 1 / (1 + math.exp(-x / math.sqrt(1 + math.pi * v / 8)))
-        information = information + value * (1 - value) * torch.outer(row, row)
-        gradient = gradient + (reward - value) * row
-    expected = torch.linalg.inv(information)
-    found_mean, found = regression_update(mean, covariance, phi, rewards, offset)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(found_mean, mean + expected @ gradient)
-    logit, variance = predicted_logits(found_mean, found, phi)
-    torch.testing.assert_close(logit, phi @ found_mean)
-    torch.testing.assert_close(variance, (phi @ expected @ phi.T).diagonal())
+    f, n, variance = 5, 40, 2.0
+    phi, rewards, offsets = 2 * torch.randn(n, f).double(), torch.rand(n).double().round(decimals=1), torch.randn(n)
+    offsets = offsets.double()
+
+    def loss(w):
+        total = w @ w / (2 * variance)
+        for row, reward, offset in zip(phi, rewards, offsets, strict=True):
+            value = 1 / (1 + torch.exp(-(row @ w + offset)))
+            total = total - reward * torch.log(value) - (1 - reward) * torch.log(1 - value)
+        return total
+
+    near, covariance = logistic_posterior(torch.zeros(f).double(), phi, rewards, offsets, variance)
+    curvature = torch.autograd.functional.hessian(loss, near)
+    assert torch.autograd.functional.jacobian(loss, near).abs().max() < 1e-2
+    torch.testing.assert_close(covariance, torch.linalg.inv(curvature))
+    far, _ = logistic_posterior(torch.full((f,), -30.0).double(), phi, rewards, offsets, variance)
+    torch.testing.assert_close(far, near, atol=1e-2, rtol=0)
+    logit, spread = predicted_logits(near, covariance, phi)
+    torch.testing.assert_close(logit, phi @ near)
+    torch.testing.assert_close(spread, (phi @ covariance @ phi.T).diagonal())
 
 
 def test_nothing_is_learnt_from_nothing():
-    mean, covariance = torch.ones(2).double(), torch.eye(2).double()
-    same = regression_update(mean, covariance, torch.ones(3, 2).double(), torch.full((3,), math.nan).double())
-    assert same[0] is mean
-    assert same[1] is covariance
+    none = torch.zeros(0).double()
+    mean, covariance = logistic_posterior(torch.zeros(2).double(), torch.zeros(0, 2).double(), none, none, 3.0)
+    assert mean.tolist() == [0, 0]
+    torch.testing.assert_close(covariance, 3.0 * torch.eye(2).double())
+
+
+def test_failures_of_one_text_count_as_one_over_their_number():
+    """Ten times as many: a filter that keeps mean and covariance alone would leave a third of the value."""
+
+    def value(failures):
+        zeros = torch.zeros(failures).double()
+        mean, _ = logistic_posterior(torch.zeros(1).double(), torch.ones(failures, 1).double(), zeros, zeros, 3.0)
+        return float(torch.sigmoid(mean))
+
+    assert value(1000) < value(100) / 6
+    assert value(100) < value(10) / 5
 
 
 def test_features_are_of_the_words_and_their_neighbours():
