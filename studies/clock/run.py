@@ -46,7 +46,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "basis_history with text, frontier": {
         "baseline": "basis_history",
         "baseline_kwargs": {"lcb": 1, "prior": "text"},
-        **FRONTIER,
+        "prompt_sampler": "frontier",
+        "prompt_sampler_kwargs": {"hard": 2, "easy": 1, "floor": 0.005},
     },
     "basis_history without lcb, frontier": {"baseline": "basis_history", **FRONTIER},
     "spo, frontier": {"baseline": "spo", **FRONTIER},
