@@ -62,6 +62,7 @@ GROUPS, UNIFORM, DYNAMIC, TABLE = report.REFERENCE, "uniform", "dynamic", "basis
 HISTORY, LCB, LCB_TABLE = "basis_history", "basis_history, lcb", "basis_history, table, lcb"
 # With ``belief: gaussian``, which was the default when most rows were measured.
 GAUSSIAN, TEXT = "basis_history, gaussian", "basis_history, text, gaussian"
+LCB_TEXT = "basis_history, text, lcb"
 HISTORY_TABLE = "basis_history, table, gaussian"
 # The baseline of a row, and its rollouts per prompt.
 ROWS: dict[str, tuple[str, int]] = {
@@ -71,6 +72,7 @@ ROWS: dict[str, tuple[str, int]] = {
     HISTORY: ("basis_history", 1),  # without a table, Beta beliefs
     LCB: ("basis_history", 1),  # the same, and the baseline is their lower confidence bound
     LCB_TABLE: ("basis_history", 1),  # the same with a table
+    LCB_TEXT: ("basis_history", 1),  # the same without a table, with the prior from the text
     TEXT: ("basis_history", 1),  # no table, but the prior from the text that the belief beside other baselines has
     "none": ("none", 1),
     "batch_mean": ("batch_mean", 1),
@@ -199,11 +201,11 @@ def scores_of(model: Any, tokenizer: Any, sets: dict[str, Dataset], samples: int
 def baseline_of(row: str, folder: Path) -> Baseline:
     """The baseline of a row; those of `TABLES` read the seed's value table."""
     settings: dict[str, Any] = {"values": folder / "values"} if row in TABLES else {}
-    if row == TEXT:
+    if row in (TEXT, LCB_TEXT):
         settings["prior"] = "text"
     if row in (GAUSSIAN, HISTORY_TABLE, TEXT):
         settings["belief"] = "gaussian"
-    if row in (LCB, LCB_TABLE):
+    if row in (LCB, LCB_TABLE, LCB_TEXT):
         settings["lcb"] = 1.0
     return build_baseline(ROWS[row][0], **settings)
 
