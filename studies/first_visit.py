@@ -130,7 +130,8 @@ def regression_errors(features: list[np.ndarray], rewards: list[np.ndarray], val
         predicted = expected_sigmoid(*predicted_logits(mean, covariance, rows))
         errors.append(float(((predicted.numpy() - truth) ** 2).mean()))
         seen, known = torch.cat([seen, rows]), torch.cat([known, torch.from_numpy(r)])
-        mean, covariance = logistic_posterior(mean, seen, known, torch.zeros_like(known), PRIOR)
+        once, level = torch.ones_like(known), torch.zeros_like(known)
+        mean, covariance = logistic_posterior(mean, seen, known, once, level, PRIOR)
     return errors
 
 

@@ -25,8 +25,8 @@ Belief = Literal["beta", "gaussian"]
 _UNKNOWN_SHIFT = 100.0
 # Weights of the drifts remember about 1 / (1 - 0.97) = 33 batches: a run may stand still first and move later.
 _FORGETTING = 0.97
-# Of the text prior: places that words are hashed to, and how many of the last rewards it is fitted to. Older ones were
-# those of another policy, and it does not move alike on all texts.
+# Of the text prior: places that words are hashed to, and how many of the last visits of prompts it is fitted to. At
+# older ones the policy was another, and it does not learn all texts equally fast.
 _WIDTH = 128
 _WINDOW = 4096
 NO_TEXTS: Mapping[str, str] = {}
@@ -35,8 +35,8 @@ NO_TEXTS: Mapping[str, str] = {}
 class BasisHistory(TableBelief):
     """``A_i = r_i - V_i``, ``V_i`` from a belief about prompt i that every reward of the run has sharpened.
 
-    Each prompt has a belief with mean ``m_i`` and variance ``v_i`` about the logit of its value, from the table's
-    counts or from the prior. It answers the BASIS paper's Limitations: rewards are shared across prompts and steps.
+    Each prompt has a belief with mean ``m_i`` and variance ``v_i`` about the logit of its value, which begins at the
+    table's counts or at the prior. Rewards are shared across prompts and steps, as the BASIS paper's Limitations ask.
 
     1. All prompts of a batch share one shift s in logits, the ``1 / beta`` of the paper's Eq. 5. Its posterior mean
        ``s_i`` and variance ``u_i`` given the rewards of the OTHER rollouts are computed on a grid, and
@@ -59,9 +59,9 @@ class BasisHistory(TableBelief):
         accept_mismatch: see `Basis`.
         drift: variance that a prompt's logit gains per step, beside the common shift, or ``"auto"``.
         shift_drift: variance that the common shift gains per step.
-        prior_variance: of a prompt without a table.
-        prior: ``flat``, or ``text``: ``m_i`` is relative to what a regression on the words of all prompts expects of
-            prompt i now (`TextPrior`), before it is sampled for the first time and afterwards.
+        prior_variance: of a prompt without a table, at most 10,000.
+        prior: ``flat``, or ``text``, without a table: ``m_i`` begins at, and moves with, what a regression on the words
+            of all prompts expects of prompt i now (`TextPrior`).
         belief: ``beta`` or ``gaussian``: the form of the belief about a prompt's value. After n failures in a row the
             Beta's value falls about as ``1 / n``, the filter's as ``n^(-1/2)``.
         lcb: k >= 0: ``b_i = max(V_i - k sd_i, 0)`` on the scale from 0 to 1, sd as `believed` before the batch. Below
@@ -88,12 +88,16 @@ class BasisHistory(TableBelief):
         fixed_range: Sequence[float] | None = None,
     ) -> None:
         bad_drift = drift != "auto" if isinstance(drift, str) else not drift >= 0
-        if smoothing <= 0 or not 0 < epsilon < 0.5 or bad_drift or shift_drift < 0 or prior_variance <= 0:
+        bad_prior = not 0 < prior_variance <= 10_000
+        if smoothing <= 0 or not 0 < epsilon < 0.5 or bad_drift or shift_drift < 0 or bad_prior:
             given = f"{smoothing}, {epsilon}, {drift}, {shift_drift}, {prior_variance}"
-            needs = "smoothing > 0, 0 < epsilon < 0.5, drift >= 0 or 'auto', shift_drift >= 0, prior_variance > 0"
-            raise ValueError(f"basis_history: needs {needs}, got {given}.")
+            needs = "smoothing > 0, 0 < epsilon < 0.5, drift >= 0 or 'auto', shift_drift >= 0"
+            raise ValueError(f"basis_history: needs {needs}, 0 < prior_variance <= 10000, got {given}.")
         check_choice("basis_history", "prior", prior, Prior)
         check_choice("basis_history", "belief", belief, Belief)
+        if prior == "text" and values is not None:
+            both = "prior 'text' is for prompts whose values are not known, and a value table has those of all prompts"
+            raise ValueError(f"basis_history: {both}. Leave out one of the two.")
         if not 0 <= lcb < math.inf:
             raise ValueError(f"basis_history: lcb must be at least 0 and finite, got {lcb}.")
         super().__init__("basis_history", values, accept_mismatch, fixed_range)
@@ -129,12 +133,12 @@ class BasisHistory(TableBelief):
 
     @property
     def mean(self) -> Tensor:
-        """``(D, P)`` logits, of the prompts that have a belief of their own."""
+        """``(D, P)`` logits of the prompts that have a belief of their own; with texts, less what their texts tell."""
         return self._table[: len(self._row), : len(self.drifts)].T
 
     @property
     def variance(self) -> Tensor:
-        """``(D, P)`` variances of these logits as they were when the prompts were last seen."""
+        """``(D, P)`` variances of `mean` as they were when the prompts were last seen."""
         return self._table[: len(self._row), len(self.drifts) : -1].T
 
     @property
@@ -148,25 +152,30 @@ class BasisHistory(TableBelief):
             self.text_prior.know(run.texts)
 
     def _of_texts(self, prompt_ids: Sequence[str], texts: Mapping[str, str] = NO_TEXTS) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the logits before a prompt's own rewards, without the common shift. ``(N,), (N,)``."""
+        """Mean and variance of what the texts tell of the logits. ``(N,), (N,)``, 0 with the flat prior."""
         if self.text_prior is not None:
             return self.text_prior(prompt_ids, texts)
-        mean = torch.zeros(len(prompt_ids), dtype=torch.float64)
-        return mean, torch.full_like(mean, self.prior_variance)
+        nothing = torch.zeros(len(prompt_ids), dtype=torch.float64)
+        return nothing, nothing
 
-    def _belief(self, prompt_ids: Sequence[str], texts: Mapping[str, str] = NO_TEXTS) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and variance now, ``(D, N)``, and who has a belief of its own, ``(N,)``. Others have the prior."""
+    def _own(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and variance of `_belief` beyond what the texts tell."""
         rows = torch.tensor(list(map(self._row.get, prompt_ids, itertools.repeat(-1))), dtype=torch.long)
         known = rows >= 0
-        prior_mean, prior_variance = self._of_texts(prompt_ids, texts)
-        mean = prior_mean.repeat(len(self.drifts), 1)
-        variance = prior_variance.repeat(len(self.drifts), 1)
+        mean = torch.zeros((len(self.drifts), len(rows)), dtype=torch.float64)
+        variance = torch.full_like(mean, self.prior_variance if self.text_prior is None else self.text_prior.own)
         own = self._table[rows[known]].T
         # A belief that was not updated has drifted in each step since.
         age = self.step - own[-1]
-        mean[:, known] += own[: len(self.drifts)]
+        mean[:, known] = own[: len(self.drifts)]
         variance[:, known] = own[len(self.drifts) : -1] + self.drifts[:, None] * age
         return mean, variance, known
+
+    def _belief(self, prompt_ids: Sequence[str], texts: Mapping[str, str] = NO_TEXTS) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and variance now, ``(D, N)``, and who has a belief of its own, ``(N,)``. Others have the prior."""
+        mean, variance, known = self._own(prompt_ids)
+        told, uncertain = self._of_texts(prompt_ids, texts)
+        return mean + told, variance + uncertain, known
 
     def believed(self, prompt_ids: Sequence[str], texts: Mapping[str, str] = NO_TEXTS) -> tuple[Tensor, Tensor]:
         """Mean and variance of the value of each prompt, in reward units. ``(P,), (P,)`` float64.
@@ -248,7 +257,7 @@ class BasisHistory(TableBelief):
 
     def update(self, batch: RolloutBatch) -> None:
         if self.text_prior is not None:
-            self.text_prior.know(_texts(batch))
+            self.text_prior.meet(_texts(batch))
         widened = self.range.widen(batch.rewards)
         if widened is not None:
             self._rescale(*widened)
@@ -267,15 +276,16 @@ class BasisHistory(TableBelief):
             predicted = self._values(batch.prompt_ids, rewards, mean, variance, likelihood)
             residual = zeros.index_add(1, index, (rewards - values)[:, scored])
             count = zeros.index_add(1, index, torch.ones_like(values)[:, scored])
-            before, spread, value = (zeros.index_copy(1, index, x[:, scored]) for x in (mean, variance, values))
-            after, spread = self._learn(before, spread, value, residual, count)
-            self._store(list(position), after - self._of_texts(list(position))[0], spread)
-            own = self.log_weights.exp() @ mean - self._of_texts(batch.prompt_ids)[0]
+            # What the text tells learns from the same rewards, so only the rest of the variance is a prompt's own.
+            own_mean, own_variance, _ = self._own(batch.prompt_ids)
+            before, spread, value = (zeros.index_copy(1, index, x[:, scored]) for x in (own_mean, own_variance, values))
+            self._store(list(position), *self._learn(before, spread, value, residual, count))
             self.log_weights = equations.prequential_update(self.log_weights, predicted, rewards, _FORGETTING)
             self.shift_mean = float(shift)
             self.shift_variance = float(uncertainty)
             if self.text_prior is not None:
-                self.text_prior.update(batch.prompt_ids, rewards, self.shift_mean + own)
+                total = torch.zeros_like(count[0]).index_add(0, index, rewards[scored])
+                self.text_prior.update(list(position), total / count[0], count[0], self.shift_mean)
         else:
             self.shift_variance += self.shift_drift
         self.step += 1
@@ -284,7 +294,7 @@ class BasisHistory(TableBelief):
         """Move the beliefs to a wider range, on which a value V is ``offset + factor V``.
 
         Every prompt keeps its value in reward units and the rollouts behind it, ``1 / (v V (1 - V))``; one that was
-        never seen moves with the shift.
+        never seen moves with the shift, and with what its text tells on the wider range.
         """
         old = torch.sigmoid(torch.tensor(self.shift_mean, dtype=torch.float64))
         new = (offset + factor * old).clamp(self.epsilon, 1 - self.epsilon)
@@ -294,7 +304,7 @@ class BasisHistory(TableBelief):
         before = torch.sigmoid(logits).clamp(self.epsilon, 1 - self.epsilon)
         after = (offset + factor * before).clamp(self.epsilon, 1 - self.epsilon)
         if self.text_prior is not None:
-            self.text_prior.rescale(offset, factor, shift - self.shift_mean)
+            self.text_prior.rescale(offset, factor, self.shift_mean, shift)
         drifts = len(self.drifts)
         self._table[: len(names), :drifts] = (torch.logit(after) - self._of_texts(names)[0] - shift).T
         self._table[: len(names), drifts:-1] *= (before * (1 - before) / (after * (1 - after))).T
@@ -354,11 +364,12 @@ def _texts(batch: RolloutBatch) -> Mapping[str, str]:
 
 
 class TextPrior:
-    """What texts tell of the logit of prompt i, beside the shift that all have in common: ``N(w . phi_i, ...)``.
+    """What texts tell of the logit of prompt i, beside the shift that all have in common:
+    ``w . phi_i ~ N(m . phi_i, phi_i S phi_i')``.
 
-    ``phi`` are hashed words and pairs of words; w is fitted to the last 4,096 rewards by Bayesian logistic regression
-    (`basis_rl.functional.regression.logistic_posterior`). Before the first batch the variance is that of the flat
-    prior: three quarters of it are what texts may explain, one quarter (`own`) is what no text tells.
+    ``phi`` are hashed words and pairs of words; ``w ~ N(m, S)`` is fitted to the last 4,096 visits of prompts by
+    Bayesian logistic regression (`basis_rl.functional.regression.logistic_posterior`). Before the first batch, three
+    quarters of the flat prior's variance are what texts may explain, and one quarter (`own`) is what no text tells.
 
     Args:
         variance: of the flat prior, > 0.
@@ -369,11 +380,12 @@ class TextPrior:
         self.of_texts = 0.75 * variance
         self.mean = torch.zeros(_WIDTH, dtype=torch.float64)
         self.covariance = self.of_texts * torch.eye(_WIDTH, dtype=torch.float64)
-        # Of the last rollouts: features, reward, and what else was known of the logit.
+        # Of the last visits: features, and mean reward, number of rollouts and common shift.
         self.seen = torch.zeros((0, _WIDTH), dtype=torch.float16)
-        self.rewards = torch.zeros(0, dtype=torch.float64)
-        self.offsets = torch.zeros(0, dtype=torch.float64)
+        self.visits = torch.zeros((0, 3), dtype=torch.float64)
         self._row: dict[str, int] = {}
+        # Prompts whose texts came with a batch: a resumed run does not get them before it meets the prompts again.
+        self._met: list[str] = []
         # A million prompts are 256 MB.
         self._features = torch.zeros((0, _WIDTH), dtype=torch.float16)
 
@@ -381,13 +393,21 @@ class TextPrior:
         """Take in the texts of prompts, by their ids; for all calls to come."""
         new = {name: text for name, text in texts.items() if name not in self._row}
         if new:
-            known = len(self._row)
-            self._row.update({name: known + place for place, name in enumerate(new)})
-            self._features = with_room(self._features, len(self._row))
-            self._features[known : len(self._row)] = hashed_words(list(new.values()), _WIDTH).half()
+            self._add(list(new), hashed_words(list(new.values()), _WIDTH).half())
+
+    def meet(self, texts: Mapping[str, str]) -> None:
+        """The same with the texts of a batch."""
+        self._met += [name for name in texts if name not in self._row]
+        self.know(texts)
+
+    def _add(self, names: Sequence[str], features: Tensor) -> None:
+        known = len(self._row)
+        self._row.update({name: known + place for place, name in enumerate(names)})
+        self._features = with_room(self._features, len(self._row))
+        self._features[known : len(self._row)] = features
 
     def __call__(self, prompt_ids: Sequence[str], texts: Mapping[str, str] = NO_TEXTS) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the logits, ``(P,), (P,)`` float64.
+        """Mean and variance of ``w . phi``, ``(P,), (P,)`` float64.
 
         Args:
             prompt_ids: of the prompts.
@@ -399,7 +419,7 @@ class TextPrior:
             # Rounded as what is taken in.
             features[new] = hashed_words([texts[prompt_ids[row]] for row in new], _WIDTH).half().float()
         mean, variance = predicted_logits(self.mean.float(), self.covariance.float(), features)
-        return mean.double(), variance.double() + self.own
+        return mean.double(), variance.double()
 
     def _of(self, prompt_ids: Sequence[str]) -> Tensor:
         rows = torch.tensor([self._row.get(name, -1) for name in prompt_ids], dtype=torch.long)
@@ -407,30 +427,48 @@ class TextPrior:
         features[rows >= 0] = self._features[rows[rows >= 0]].float()
         return features
 
-    def update(self, prompt_ids: Sequence[str], rewards: Tensor, offsets: Tensor) -> None:
-        """Learn from ``(N,)`` rewards in [0, 1], NaN where there is none; `offsets` are what else the logits hold."""
-        scored = ~rewards.isnan()
-        self.seen = torch.cat([self.seen, self._of(prompt_ids)[scored].half()])[-_WINDOW:]
-        self.rewards = torch.cat([self.rewards, rewards[scored]])[-_WINDOW:]
-        self.offsets = torch.cat([self.offsets, offsets[scored]])[-_WINDOW:]
+    def update(self, prompt_ids: Sequence[str], rewards: Tensor, counts: Tensor, shift: float) -> None:
+        """Learn from different prompts, ``(P,)``: their mean rewards in [0, 1], and of how many rollouts."""
+        visits = torch.stack([rewards, counts, torch.full_like(rewards, shift)], dim=1)
+        self.seen = torch.cat([self.seen, self._of(prompt_ids).half()])[-_WINDOW:]
+        self.visits = torch.cat([self.visits, visits])[-_WINDOW:]
         self._fit()
 
-    def rescale(self, offset: float, factor: float, moved: float) -> None:
-        """A wider range, on which a reward r is ``offset + factor r``, and the common shift greater by `moved`."""
-        self.rewards = offset + factor * self.rewards
-        self.offsets = self.offsets + moved
+    def rescale(self, offset: float, factor: float, shift: float, new_shift: float) -> None:
+        """A wider range: a value V is ``offset + factor V`` there, and the common shift `new_shift` instead of `shift`.
+
+        What was expected at each visit is the same in reward units, and what is expected now nearly.
+        """
+
+        def moved(logits: Tensor) -> Tensor:
+            return torch.logit((offset + factor * torch.sigmoid(logits)).clamp(1e-6, 1 - 1e-6))
+
+        if not len(self.visits):
+            return
+        seen = self.seen.double()
+        rewards, counts, shifts = self.visits.unbind(dim=1)
+        told = seen @ self.mean
+        now = (moved(told + shift) - new_shift)[:, None]
+        # The features of few texts do not span all directions: of the solutions, the smallest.
+        self.mean = torch.linalg.lstsq(seen, now, driver="gelsd").solution[:, 0]
+        shifts = moved(told + shifts) - seen @ self.mean
+        self.visits = torch.stack([offset + factor * rewards, counts, shifts], dim=1)
         self._fit()
 
     def _fit(self) -> None:
+        rewards, counts, shifts = self.visits.unbind(dim=1)
         self.mean, self.covariance = logistic_posterior(
-            self.mean, self.seen.double(), self.rewards, self.offsets, self.of_texts
+            self.mean, self.seen.double(), rewards, counts, shifts, self.of_texts
         )
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("mean", "covariance", "seen", "rewards", "offsets")
-        return {name: getattr(self, name).clone() for name in names}
+        tensors = {name: getattr(self, name).clone() for name in ("mean", "covariance", "seen", "visits")}
+        return {**tensors, "met": list(self._met), "features": self._of(self._met).half()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_state_keys(self, state, self.state_dict())
-        for name, value in state.items():
-            setattr(self, name, value.clone())
+        for name in ("mean", "covariance", "seen", "visits"):
+            setattr(self, name, state[name].clone())
+        self._met = list(state["met"])
+        new = [place for place, name in enumerate(self._met) if name not in self._row]
+        self._add([self._met[place] for place in new], state["features"][new])

@@ -1,4 +1,4 @@
-"""Bayesian logistic regression: what a prompt's text says about its value before it is sampled.
+"""Bayesian logistic regression: what the rewards of all prompts say about the value of one with a given text.
 
 ``V = sigmoid(w . phi + offset)``, ``w ~ N(0, variance)`` before the first reward.
 """
@@ -18,7 +18,7 @@ from torch.nn.functional import logsigmoid
 _WORDS = re.compile(r"\w+|[^\w\s]")
 _DIGIT = re.compile(r"\d")
 # Newton's steps end when the next one would raise the log-posterior by half of this.
-_CLOSE = 1e-4
+_CLOSE = 1e-6
 _MOST_STEPS = 20
 
 
@@ -45,37 +45,36 @@ def predicted_logits(mean: Tensor, covariance: Tensor, features: Tensor) -> tupl
 
 
 def logistic_posterior(
-    start: Tensor, features: Tensor, rewards: Tensor, offsets: Tensor, variance: float
+    start: Tensor, features: Tensor, rewards: Tensor, counts: Tensor, offsets: Tensor, variance: float
 ) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of w given N rewards, by Laplace's approximation. ``(F,), (F, F)``.
+    """Mean and covariance of w given N visits of prompts, by Laplace's approximation. ``(F,), (F, F)``.
 
-    The mean is the w that maximises ``sum_i r_i log V_i + (1 - r_i) log(1 - V_i) - |w|^2 / (2 variance)``, found by
-    Newton's steps from `start`, and the covariance is ``(phi' diag(V (1 - V)) phi + 1 / variance)^-1`` there. After n
+    The mean is the w that maximises ``sum_i n_i (r_i log V_i + (1 - r_i) log(1 - V_i)) - |w|^2 / (2 variance)``, found
+    by Newton's steps from `start`; the covariance is ``(phi' diag(n V (1 - V)) phi + 1 / variance)^-1`` there. After n
     failures of one text its V falls about as ``1 / n``. A filter that keeps mean and covariance alone, and not the
     rewards, would have it fall as ``n^(-1/2)``, because it counts early failures at the V of that time.
 
     Args:
         start: ``(F,)`` float64, best the mean before the last rewards.
-        features: ``(N, F)``, one row per rollout.
-        rewards: ``(N,)`` in [0, 1].
-        offsets: ``(N,)``, what else is known of the logits.
+        features: ``(N, F)``, one row per visit.
+        rewards: ``(N,)`` in [0, 1], the mean of the visit's rollouts.
+        counts: ``(N,)``, how many they are.
+        offsets: ``(N,)``, what the logits are without w.
         variance: of each w before the first reward, > 0.
     """
 
     def log_posterior(w: Tensor) -> float:
         x = features @ w + offsets
-        return float((rewards * logsigmoid(x) + (1 - rewards) * logsigmoid(-x)).sum() - w @ w / (2 * variance))
-
-    def root_of_precision(w: Tensor) -> Tensor:
-        value = torch.sigmoid(features @ w + offsets)
-        information = features.T @ ((value * (1 - value))[:, None] * features)
-        return torch.linalg.cholesky(information + torch.eye(len(w), dtype=w.dtype) / variance)
+        terms = rewards * logsigmoid(x) + (1 - rewards) * logsigmoid(-x)
+        return float(counts @ terms - w @ w / (2 * variance))
 
     mean = start
     best = log_posterior(mean)
     for _ in range(_MOST_STEPS):
-        root = root_of_precision(mean)
-        gradient = features.T @ (rewards - torch.sigmoid(features @ mean + offsets)) - mean / variance
+        value = torch.sigmoid(features @ mean + offsets)
+        information = features.T @ ((counts * value * (1 - value))[:, None] * features)
+        root = torch.linalg.cholesky(information + torch.eye(len(mean), dtype=mean.dtype) / variance)
+        gradient = features.T @ (counts * (rewards - value)) - mean / variance
         step = torch.cholesky_solve(gradient[:, None], root)[:, 0]
         if float(gradient @ step) < _CLOSE:
             break
@@ -84,4 +83,4 @@ def logistic_posterior(
             step = step / 2
         mean = mean + step
         best = log_posterior(mean)
-    return mean, torch.cholesky_inverse(root_of_precision(mean))
+    return mean, torch.cholesky_inverse(root)

@@ -10,21 +10,21 @@ def test_the_posterior_is_the_maximum_and_the_curvature_there():
     """Of the log-posterior of the docstring, summed row by row; from near and from afar."""
     torch.manual_seed(0)
     f, n, variance = 5, 40, 2.0
-    phi, rewards, offsets = 2 * torch.randn(n, f).double(), torch.rand(n).double().round(decimals=1), torch.randn(n)
-    offsets = offsets.double()
+    phi, rewards, offsets = 2 * torch.randn(n, f).double(), torch.rand(n).double(), torch.randn(n).double()
+    counts = torch.randint(1, 5, (n,)).double()
 
     def loss(w):
         total = w @ w / (2 * variance)
-        for row, reward, offset in zip(phi, rewards, offsets, strict=True):
+        for row, reward, count, offset in zip(phi, rewards, counts, offsets, strict=True):
             value = 1 / (1 + torch.exp(-(row @ w + offset)))
-            total = total - reward * torch.log(value) - (1 - reward) * torch.log(1 - value)
+            total = total - count * (reward * torch.log(value) + (1 - reward) * torch.log(1 - value))
         return total
 
-    near, covariance = logistic_posterior(torch.zeros(f).double(), phi, rewards, offsets, variance)
+    near, covariance = logistic_posterior(torch.zeros(f).double(), phi, rewards, counts, offsets, variance)
     curvature = torch.autograd.functional.hessian(loss, near)
     assert torch.autograd.functional.jacobian(loss, near).abs().max() < 1e-2
     torch.testing.assert_close(covariance, torch.linalg.inv(curvature))
-    far, _ = logistic_posterior(torch.full((f,), -30.0).double(), phi, rewards, offsets, variance)
+    far, _ = logistic_posterior(torch.full((f,), -30.0).double(), phi, rewards, counts, offsets, variance)
     torch.testing.assert_close(far, near, atol=1e-2, rtol=0)
     logit, spread = predicted_logits(near, covariance, phi)
     torch.testing.assert_close(logit, phi @ near)
@@ -33,7 +33,7 @@ def test_the_posterior_is_the_maximum_and_the_curvature_there():
 
 def test_nothing_is_learnt_from_nothing():
     none = torch.zeros(0).double()
-    mean, covariance = logistic_posterior(torch.zeros(2).double(), torch.zeros(0, 2).double(), none, none, 3.0)
+    mean, covariance = logistic_posterior(torch.zeros(2).double(), torch.zeros(0, 2).double(), none, none, none, 3.0)
     assert mean.tolist() == [0, 0]
     torch.testing.assert_close(covariance, 3.0 * torch.eye(2).double())
 
@@ -43,7 +43,9 @@ def test_failures_of_one_text_count_as_one_over_their_number():
 
     def value(failures):
         zeros = torch.zeros(failures).double()
-        mean, _ = logistic_posterior(torch.zeros(1).double(), torch.ones(failures, 1).double(), zeros, zeros, 3.0)
+        mean, _ = logistic_posterior(
+            torch.zeros(1).double(), torch.ones(failures, 1).double(), zeros, zeros + 1, zeros, 3.0
+        )
         return float(torch.sigmoid(mean))
 
     assert value(1000) < value(100) / 6
