@@ -346,6 +346,9 @@ def test_rollouts_of_one_visit_count_as_many():
     torch.testing.assert_close(visit(names)[0], visits(names)[0], atol=1e-3, rtol=0)
     torch.testing.assert_close(visit(names)[1], visits(names)[1], atol=1e-3, rtol=0)
     assert len(visit.visits) == 1
+    baseline = BasisHistory(prior="text")
+    baseline.update(texted([0.0, 1.0, 0.0, 0.0, math.nan, 1.0], [*names * 5, "easy1"]))
+    assert baseline.text_prior.visits[:, :2].tolist() == [[0.25, 4.0], [1.0, 1.0]]
 
 
 def test_a_text_s_rewards_are_forgotten_after_4096_visits():
