@@ -124,14 +124,16 @@ def regression_errors(features: list[np.ndarray], rewards: list[np.ndarray], val
     width = features[0].shape[1] + 1
     mean, covariance = torch.zeros(width, dtype=torch.float64), PRIOR * torch.eye(width, dtype=torch.float64)
     errors: list[float] = []
-    seen, known = torch.zeros((0, width), dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+    seen = torch.zeros((0, width), dtype=torch.float64)
+    known = torch.zeros(0, dtype=torch.float64)
     for phi, r, truth in zip(features, rewards, values, strict=True):
         rows = torch.cat([torch.ones(len(phi), 1, dtype=torch.float64), torch.from_numpy(phi)], dim=1)
         predicted = expected_sigmoid(*predicted_logits(mean, covariance, rows))
         errors.append(float(((predicted.numpy() - truth) ** 2).mean()))
-        seen, known = torch.cat([seen, rows]), torch.cat([known, torch.from_numpy(r)])
-        once, level = torch.ones_like(known), torch.zeros_like(known)
-        mean, covariance = logistic_posterior(mean, seen, known, once, level, PRIOR)
+        seen = torch.cat([seen, rows])
+        known = torch.cat([known, torch.from_numpy(r)])
+        counts = torch.ones_like(known)
+        mean, covariance = logistic_posterior(mean, seen, known, counts, torch.zeros_like(known), PRIOR)
     return errors
 
 

@@ -47,7 +47,7 @@ def predicted_logits(mean: Tensor, covariance: Tensor, features: Tensor) -> tupl
 def logistic_posterior(
     start: Tensor, features: Tensor, rewards: Tensor, counts: Tensor, offsets: Tensor, variance: float
 ) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of w given N visits of prompts, by Laplace's approximation. ``(F,), (F, F)``.
+    """Mean and covariance of w given N visits of prompts, ``(F,), (F, F)``: Laplace's approximation (Bishop 2006, 4.5).
 
     The mean is the w that maximises ``sum_i n_i (r_i log V_i + (1 - r_i) log(1 - V_i)) - |w|^2 / (2 variance)``, found
     by Newton's steps from `start`; the covariance is ``(phi' diag(n V (1 - V)) phi + 1 / variance)^-1`` there. After n
