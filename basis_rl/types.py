@@ -37,6 +37,9 @@ class RolloutBatch:
         prompt_ids: ``N`` stable names of the problems (`basis_rl.identity.prompt_id`), the keys into tables.
         action_mask: ``(N, T)`` bool, tokens that the policy sampled (no padding, no tool output).
         energies: ``(N, T)`` float32, ``w_t = 1 - 2 pi(y_t) + sum_v pi(v)^2``; only if the baseline asks.
+        gradient_energies: ``(N, T)`` float32, ``|dL / dx_t|^2 / A_t^2``: squared norm of the loss's gradient in the
+            output of the policy's last layer before each token, per unit of advantage; 0 where the loss has no
+            gradient. Only for `Baseline.update`, and only if the baseline asks.
         kl: ``(N, T)`` float32, KL penalty of each token, coefficient included; None unless KL is placed in the reward.
         rollout_weights: ``(N, T)`` float32, factors of the loss, ``pi_theta / pi_behaviour`` of token or rollout as
             ``vllm_importance_sampling_mode`` says, truncated, or 0 if masked; only if the baseline asks.
@@ -56,6 +59,7 @@ class RolloutBatch:
     prompt_ids: list[str] = field(metadata={"shape": "N"})
     action_mask: Tensor = field(metadata={"shape": "NT"})
     energies: Tensor | None = _signal("NT")
+    gradient_energies: Tensor | None = _signal("NT")
     kl: Tensor | None = _signal("NT")
     rollout_weights: Tensor | None = _signal("NT")
     values: Tensor | None = _signal("NT")
@@ -94,6 +98,8 @@ class RolloutBatch:
 
 # Each optional signal of a batch, with its shape. A new one is a field here, and a row of the trainer that computes it.
 SIGNALS: dict[str, str] = {f.name: f.metadata["shape"] for f in fields(RolloutBatch) if f.default is None}
+# Those that come from the policy's update on the batch: `Baseline.learns_from` names them, not `Baseline.requires`.
+OF_UPDATE = frozenset({"gradient_energies"})
 _SHAPES: dict[str, str] = {f.name: f.metadata["shape"] for f in fields(RolloutBatch) if f.metadata}
 
 

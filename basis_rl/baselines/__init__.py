@@ -17,7 +17,6 @@ from basis_rl.baselines.basis import Basis
 from basis_rl.baselines.bv_blend import BVBlend
 from basis_rl.baselines.group import DrGrpo, Ebpo, Gdpo, Grpo, JamesStein, MaxRl, PassAtK, Quantile, Rloo
 from basis_rl.baselines.history import BasisHistory
-from basis_rl.baselines.least_variance import LeastVariance
 from basis_rl.baselines.ppo import Ppo
 from basis_rl.baselines.reinforce import BatchMean, NoBaseline, ReinforcePP, ReinforcePPBaseline, ReMax, WReinforce
 from basis_rl.baselines.spo import Spo
@@ -41,7 +40,6 @@ __all__ = [
     "JamesStein",
     "LearnedBaseline",
     "Learning",
-    "LeastVariance",
     "MaxRl",
     "NoBaseline",
     "Opo",
@@ -87,7 +85,6 @@ BASELINES: dict[str, type[Baseline]] = {
     "pass_at_k": PassAtK,
     "w_reinforce": WReinforce,
     "gdpo": Gdpo,
-    "least_variance": LeastVariance,
 }
 
 

@@ -32,6 +32,8 @@ class Baseline(ABC):
     Class attributes:
         requires: optional fields of `RolloutBatch` that it reads: ``{"energies", "greedy_rewards", ...}``. An object's
             own may depend on its parameters.
+        learns_from: optional fields that only `update` reads, because they come from the policy's own update. An
+            object's own may depend on its parameters.
         min_group_size: how many scored rollouts of a prompt it needs, checked against ``num_generations`` when the
             trainer is built. An object's own may depend on its parameters.
         uses_own_reward: whether ``b_i`` depends on ``r_i``. If it does, the gradient is biased (by a factor such as
@@ -47,6 +49,7 @@ class Baseline(ABC):
     """
 
     requires: frozenset[str] = frozenset()
+    learns_from: frozenset[str] = frozenset()
     min_group_size: int = 1
     uses_own_reward: bool = False
     reads_kl: bool = False
@@ -196,8 +199,15 @@ def returns(batch: RolloutBatch) -> Tensor:
 
 
 def where_scorable(batch: RolloutBatch, values: Tensor) -> Tensor:
-    """`values`, ``(N,)``, and 0 where a row is not scorable or its value is undefined (NaN)."""
-    return torch.where(scorable_rows(batch), torch.nan_to_num(values, nan=0.0), 0.0)
+    """`values`, ``(N,)`` or ``(N, T)``, and 0 where a row is not scorable, a token no action or a value NaN."""
+    rows = scorable_rows(batch)
+    kept = rows if values.ndim == 1 else rows[:, None] & batch.action_mask
+    return torch.where(kept, torch.nan_to_num(values, nan=0.0), 0.0)
+
+
+def less_baseline(rewards: Tensor, baseline: Tensor) -> Tensor:
+    """``r - b``, ``(N,)`` or ``(N, T)`` as `baseline` is."""
+    return rewards.double().reshape(-1, *[1] * (baseline.ndim - 1)) - baseline
 
 
 def with_room(table: Tensor, rows: int) -> Tensor:

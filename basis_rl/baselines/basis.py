@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows, where_scorable
+from basis_rl.baselines.base import check_state_keys, less_baseline, scorable_rows, where_scorable
+from basis_rl.baselines.optimal import Target, TargetedBaseline
 from basis_rl.functional.basis import Weighting, beta_grid, cross_entropy, mean_squared_error, refine
 from basis_rl.functional.diagnostics import mean_by
 from basis_rl.registry import check_choice
@@ -26,7 +27,7 @@ _BLOCK = 1 << 14
 _FORGETTING = 0.9
 
 
-class Basis(Baseline):
+class Basis(TargetedBaseline):
     """``A_i = r_i - b_i``, with ``b_i`` the value of prompt i as the other prompts of the batch tell it (Algorithm 1).
 
     1. For each candidate ``beta`` the table gives the initial value ``V_i`` of the tilted reference policy (Eq. 5).
@@ -55,6 +56,7 @@ class Basis(Baseline):
             compare with, Eq. 6 over the prompts that are active at each beta, where small betas win that drop all but
             the hardest; ``none`` keeps ``beta = infinity``, with ``weighting="none"`` the baseline of PVPO
             (arXiv:2508.21104).
+        target: see `BasisHistory`; b is then a function of the refined value.
         accept_mismatch: use the table although it was built for another model, template, reward or sampling.
 
     Raises:
@@ -74,6 +76,7 @@ class Basis(Baseline):
         smoothing: float = 0.5,
         epsilon: float = 1e-6,
         calibration: Calibration = "common",
+        target: Target = "value",
         accept_mismatch: bool = False,
     ) -> None:
         check_choice("basis", "weighting", weighting, Weighting)
@@ -86,6 +89,7 @@ class Basis(Baseline):
         self.epsilon = epsilon
         self.calibration = calibration
         self.uses_own_reward = calibration != "none"
+        self._set_target("basis", target)
         self.accept_mismatch = accept_mismatch
         self.betas = beta_grid()
         # (K,) cross-entropy of the rewards so far, older ones count less.
@@ -119,15 +123,18 @@ class Basis(Baseline):
 
     def update(self, batch: RolloutBatch) -> None:
         candidates, _ = self._candidates(batch)
+        if self.optimal.is_on:
+            self.optimal.learn(self._refined(candidates)[0], candidates.rewards, batch)
         # Older batches fade, because the policy that they came from has changed.
         self.curve = _FORGETTING * self.curve + candidates.over_grid(candidates.cross_entropy)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"curve": self.curve.clone()}
+        return {"curve": self.curve.clone(), "moments": self.optimal.moments.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state_keys(self, state, ("curve",))
+        check_state_keys(self, state, ("curve", "moments"))
         self.curve = state["curve"].clone()
+        self.optimal.moments = state["moments"].clone()
 
     def _candidates(self, batch: RolloutBatch) -> tuple[_Candidates, Tensor]:
         """The batch under any beta, and the reference policy's values ``(N,)``."""
@@ -140,20 +147,17 @@ class Basis(Baseline):
     def advantages(self, batch: RolloutBatch) -> Advantages:
         low, high = self.reward_range
         candidates, reference = self._candidates(batch)
-        rewards = candidates.rewards
-        beta, loss = self._calibrate(candidates)
-
-        refined, active = candidates.refine(beta[None])
-        sources = active[0] & ~rewards.isnan()
-        # Without another rollout to learn from, only the table's own value is a baseline (App. D).
-        served = active[0] & ((sources.sum() - sources.long() > 0) | (self.weighting == "none"))
-        baseline = torch.where(served, low + (high - low) * refined[0], 0.0)
+        value, active, served, beta, loss = self._refined(candidates)
+        value, told = self.optimal(value, batch.action_mask)
+        served_rows = served.reshape(-1, *[1] * (value.ndim - 1))
+        baseline = torch.where(served_rows, low + (high - low) * value, 0.0)
         scorable = scorable_rows(batch)
-        values = where_scorable(batch, batch.rewards.double() - baseline)
+        values = where_scorable(batch, less_baseline(batch.rewards, baseline))
         metrics = {
+            **told,
             # With calibration none beta is infinite, which a log cannot hold.
-            "beta": min(float(beta), float(self.betas[-1])),
-            "active": float(active[0].double().mean()),
+            "beta": min(beta, float(self.betas[-1])),
+            "active": float(active.double().mean()),
             "fallback": float((scorable & ~served).sum() / scorable.sum().clamp(min=1)),
         }
         if math.isfinite(loss):
@@ -162,6 +166,15 @@ class Basis(Baseline):
         quarters = [f"reward_from_{min(3, int(4 * p)) / 4:.2f}" for p in reference.tolist()]
         metrics.update(mean_by(quarters, batch.rewards))
         return Advantages(values=values, baseline=baseline, metrics=metrics)
+
+    def _refined(self, candidates: _Candidates) -> tuple[Tensor, Tensor, Tensor, float, float]:
+        """The refined values ``(N,)``, which of them are active, which serve as a baseline; beta and its loss."""
+        beta, loss = self._calibrate(candidates)
+        refined, active = candidates.refine(beta[None])
+        sources = active[0] & ~candidates.rewards.isnan()
+        # Without another rollout to learn from, only the table's own value is a baseline (App. D).
+        served = active[0] & ((sources.sum() - sources.long() > 0) | (self.weighting == "none"))
+        return refined[0], active[0], served, float(beta), loss
 
     def _inside(self, values: Tensor) -> Tensor:
         return (values > self.epsilon) & (values < 1 - self.epsilon)

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows, where_scorable
+from basis_rl.baselines.base import check_state_keys, less_baseline, scorable_rows, where_scorable
+from basis_rl.baselines.optimal import Target, TargetedBaseline
 from basis_rl.baselines.reward_range import RewardRange
 from basis_rl.clusters import PromptClusters
 from basis_rl.functional.segments import group_mean, segment_count
@@ -24,7 +25,7 @@ _COLUMNS = ("m1", "m2", "mass")
 _logger = logging.getLogger(__name__)
 
 
-class BVBlend(Baseline):
+class BVBlend(TargetedBaseline):
     """``A = (r - b) / (s + eps)`` with baseline and variance blended from two sources (BV-Blend, Eqs. 10, 11).
 
     ``b = w mu_hist + (1 - w) mu_G`` and ``s^2 = w v_hist + (1 - w) sigma_G^2``: mean and variance (ddof = 0) of the
@@ -58,6 +59,7 @@ class BVBlend(Baseline):
             a number in [0, 1], the fixed w of the ablation.
         mapping: ``exp(-u)``, ``inverse`` ``1 / (1 + u)`` or ``linear`` ``max(0, 1 - u)``.
         variance: ``shrunk`` to the prior, or that of the ``paper``.
+        target: see `BasisHistory`; b is then a function of the blend.
         eps: > 0.
 
     Raises:
@@ -78,6 +80,7 @@ class BVBlend(Baseline):
         confidence: Confidence | float = "sem",
         mapping: Map = "exp",
         variance: Variance = "shrunk",
+        target: Target = "value",
         eps: float = 1e-6,
     ) -> None:
         if not 0 < decay <= 1 or min(temperature, prior_mass, prior_variance, eps) <= 0:
@@ -91,6 +94,7 @@ class BVBlend(Baseline):
         check_choice("bv_blend", "variance", variance, Variance)
         if isinstance(clusters, (str, Path)):
             clusters = PromptClusters.load(clusters)
+        self._set_target("bv_blend", target)
         self.clusters = clusters if isinstance(clusters, PromptClusters) else PromptClusters(clusters)
         self.requires = frozenset({"prompt_texts"} if self.clusters.needs_texts else ())
         self.decay = decay
@@ -135,10 +139,10 @@ class BVBlend(Baseline):
             return torch.exp(-u)
         return 1.0 / (1.0 + u) if self.mapping == "inverse" else (1.0 - u).clamp(min=0.0)
 
-    def advantages(self, batch: RolloutBatch) -> Advantages:
+    def _blend(self, batch: RolloutBatch) -> tuple[Tensor, ...]:
+        """Of each rollout, ``(N,)``: baseline, scale, confidence, the group's mean, whether its cluster has a past."""
         rewards = batch.rewards.double()
         groups = batch.group_ids
-        scorable = scorable_rows(batch)
         clusters = self.clusters.assign(batch.prompt_ids, batch.prompt_texts)
         known = [self.history.get(cluster) for cluster in clusters]
         warm = torch.tensor([state is not None for state in known])
@@ -156,7 +160,20 @@ class BVBlend(Baseline):
         # Eqs. 10 and 11.
         baseline = weight * m1 + (1 - weight) * mean
         scale = (weight * past_variance + (1 - weight) * variance).sqrt()
-        values = where_scorable(batch, (rewards - baseline) / (scale + self.eps))
+        return baseline, scale, weight, mean, warm
+
+    def advantages(self, batch: RolloutBatch) -> Advantages:
+        rewards = batch.rewards.double()
+        scorable = scorable_rows(batch)
+        baseline, scale, weight, mean, warm = self._blend(batch)
+        told: dict[str, float] = {}
+        if self.optimal.is_on:
+            known = self.range.known
+            start = self.range.scaled(baseline) if known else baseline
+            baseline, told = self.optimal(start, batch.action_mask, known)
+            baseline = self.range.unscaled(baseline) if known else baseline
+        deviation = scale.reshape(-1, *[1] * (baseline.ndim - 1)) + self.eps
+        values = where_scorable(batch, less_baseline(rewards, baseline) / deviation)
         count = scorable.sum().clamp(min=1)
         # What the group mean alone would teach, to compare with.
         local = torch.nan_to_num(rewards - mean, nan=0.0).abs() > 1e-6
@@ -165,6 +182,7 @@ class BVBlend(Baseline):
             "cold": float((~warm).double().mean()),
             "effective_signal": float((values.abs() > 1e-6).sum() / count),
             "group_signal": float((local & scorable).sum() / count),
+            **told,
         }
         return Advantages(values=values, baseline=baseline, metrics=metrics)
 
@@ -182,7 +200,12 @@ class BVBlend(Baseline):
         return m1.clone(), (m2 - m1**2).clamp(min=0.0)
 
     def update(self, batch: RolloutBatch) -> None:
-        self.range.widen(batch.rewards)
+        widened = self.range.widen(batch.rewards)
+        if widened is not None:
+            self.optimal.rescale(*widened)
+        if self.range.known:
+            blend = self.range.scaled(self._blend(batch)[0])
+            self.optimal.learn(blend, self.range.scaled(batch.rewards), batch)
         rewards = batch.rewards.double()
         clusters = torch.tensor(self.clusters.assign(batch.prompt_ids, batch.prompt_texts))
         for cluster in clusters[~rewards.isnan()].unique().tolist():
@@ -200,10 +223,12 @@ class BVBlend(Baseline):
         seen = sorted(self.history)
         moments = torch.tensor([self.history[k] for k in seen], dtype=torch.float64).reshape(-1, 3)
         columns = {name: moments[:, k].clone() for k, name in enumerate(_COLUMNS)}
-        return {"cluster": seen, "reward_range": self.range.ends, **columns}
+        kept_range = {"reward_range": self.range.ends, "moments": self.optimal.moments.clone()}
+        return {"cluster": seen, **kept_range, **columns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state_keys(self, state, ("cluster", "reward_range", *_COLUMNS))
+        check_state_keys(self, state, ("cluster", "reward_range", "moments", *_COLUMNS))
         self.range.ends = state["reward_range"]
+        self.optimal.moments = state["moments"].clone()
         rows = zip(*(state[name].tolist() for name in _COLUMNS), strict=True)
         self.history = dict(zip(state["cluster"], rows, strict=True))

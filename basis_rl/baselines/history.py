@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import check_state_keys, where_scorable, with_room
+from basis_rl.baselines.base import check_state_keys, less_baseline, where_scorable, with_room
+from basis_rl.baselines.optimal import Target
 from basis_rl.baselines.reward_range import TableBelief
 from basis_rl.functional import history as equations
 from basis_rl.functional.regression import hashed_words, logistic_posterior, predicted_logits
@@ -66,6 +67,8 @@ class BasisHistory(TableBelief):
             Beta's value falls about as ``1 / n``, the filter's as ``n^(-1/2)``.
         lcb: k >= 0: ``b_i = max(V_i - k sd_i, 0)`` on the scale from 0 to 1, sd as `believed` before the batch. Below
             the value, right rollouts weigh more than wrong ones (Arnal et al., 2506.20520); still unbiased.
+        target: ``value``; ``optimal`` for ``b_i`` as the function of this value with the least variance of the gradient
+            (`OptimalBaseline`), or ``optimal_token`` for one of each token. What `believed` says does not change.
         fixed_range: ``(low, high)`` of the rewards, for good. By default it is that of the table, or what the reward
             functions declare, or learnt, and rewards of earlier batches outside it widen it (`RewardRange`).
 
@@ -85,6 +88,7 @@ class BasisHistory(TableBelief):
         prior: Prior = "flat",
         belief: Belief = "beta",
         lcb: float = 0.0,
+        target: Target = "value",
         fixed_range: Sequence[float] | None = None,
     ) -> None:
         bad_drift = drift != "auto" if isinstance(drift, str) else not drift >= 0
@@ -104,6 +108,7 @@ class BasisHistory(TableBelief):
         self.prior = prior
         self.belief = belief
         self.lcb = lcb
+        self._set_target("basis_history", target)
         self.text_prior = TextPrior(prior_variance) if prior == "text" else None
         self.requires = frozenset({"prompt_texts"} if prior == "text" else ())
         self.smoothing = smoothing
@@ -232,28 +237,38 @@ class BasisHistory(TableBelief):
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         if not self.range.known:
-            return self.range.until_known(batch)
+            baseline, _ = self.optimal(self.range.until_known(batch), batch.action_mask, known=False)
+            values = where_scorable(batch, less_baseline(batch.rewards, baseline))
+            return Advantages(values=values, baseline=baseline, metrics=self.range.metrics())
         rewards = self.range.scaled(batch.rewards)
         texts = _texts(batch)
         mean, variance, known = self._belief(batch.prompt_ids, texts)
         likelihood = self._log_likelihood(mean, rewards)
         weights = self.log_weights.exp()
-        values = weights @ self._values(batch.prompt_ids, rewards, mean, variance, likelihood)
+        values = self._values(batch.prompt_ids, rewards, mean, variance, likelihood)
         shift, _ = equations.shift_posterior(likelihood, self._log_prior(), self.shifts)
-        baseline = self.range.unscaled(values)
-        if self.lcb > 0:
-            lower = baseline - self.lcb * self.believed(batch.prompt_ids, texts)[1].sqrt()
-            baseline = lower.clamp(min=self.reward_range[0])
-        result = where_scorable(batch, batch.rewards.double() - baseline)
+        baseline = self._lowered(weights @ values, batch.prompt_ids, texts)
+        baseline, told = self.optimal(baseline, batch.action_mask)
+        baseline = self.range.unscaled(baseline)
+        result = where_scorable(batch, less_baseline(batch.rewards, baseline))
         metrics = {
             "shift": float(shift),
             "beta": min(5.0, 1.0 / max(float(shift), 0.2)),
             "uncertainty": float((weights @ variance.sqrt()).mean()),
             "known": float(known.double().mean()),
             "drift": float(weights @ self.drifts),
+            **told,
             **self.range.metrics(),
         }
         return Advantages(values=result, baseline=baseline, metrics=metrics)
+
+    def _lowered(self, values: Tensor, prompt_ids: Sequence[str], texts: Mapping[str, str] = NO_TEXTS) -> Tensor:
+        """``max(V - lcb sd, 0)``, ``(N,)``, on the scale from 0 to 1."""
+        if self.lcb == 0:
+            return values
+        low, high = self.reward_range
+        deviation = self.believed(prompt_ids, texts)[1].sqrt() / (high - low)
+        return (values - self.lcb * deviation).clamp(min=0.0)
 
     def update(self, batch: RolloutBatch) -> None:
         if self.text_prior is not None:
@@ -274,6 +289,9 @@ class BasisHistory(TableBelief):
         if rated and self.range.known:
             # Before the beliefs learn: the drifts are weighted by what they predicted.
             predicted = self._values(batch.prompt_ids, rewards, mean, variance, likelihood)
+            if self.optimal.is_on:
+                told = self._lowered(self.log_weights.exp() @ predicted, batch.prompt_ids)
+                self.optimal.learn(told, rewards, batch)
             residual = zeros.index_add(1, index, (rewards - values)[:, scored])
             count = zeros.index_add(1, index, torch.ones_like(values)[:, scored])
             # What the text tells learns from the same rewards, so only the rest of the variance is a prompt's own.
@@ -296,6 +314,7 @@ class BasisHistory(TableBelief):
         Every prompt keeps its value in reward units and the rollouts behind it, ``1 / (v V (1 - V))``; one that was
         never seen moves with the shift, and with what its text tells on the wider range.
         """
+        self.optimal.rescale(offset, factor)
         old = torch.sigmoid(torch.tensor(self.shift_mean, dtype=torch.float64))
         new = (offset + factor * old).clamp(self.epsilon, 1 - self.epsilon)
         shift = float(torch.logit(new))
@@ -340,6 +359,7 @@ class BasisHistory(TableBelief):
             "step": self.step,
             "text_prior": self.text_prior.state_dict() if self.text_prior is not None else None,
             "reward_range": self.range.ends,
+            "moments": self.optimal.moments.clone(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -356,6 +376,7 @@ class BasisHistory(TableBelief):
         self.shift_variance = float(state["shift_variance"])
         self.step = int(state["step"])
         self.range.ends = state["reward_range"]
+        self.optimal.moments = state["moments"].clone()
 
 
 def _texts(batch: RolloutBatch) -> Mapping[str, str]:

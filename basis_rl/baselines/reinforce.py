@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, CenterScale, TokenLevel, returns, scorable_rows, where_scorable
+from basis_rl.baselines.base import (
+    Baseline,
+    CenterScale,
+    TokenLevel,
+    check_state_keys,
+    less_baseline,
+    returns,
+    scorable_rows,
+    where_scorable,
+)
+from basis_rl.baselines.optimal import Target, TargetedBaseline
 from basis_rl.functional.gae import reward_to_go
 from basis_rl.functional.segments import group_mean, segment_count
 from basis_rl.registry import check_choice
@@ -23,16 +34,45 @@ class NoBaseline(CenterScale):
         return torch.zeros_like(rewards)
 
 
-class BatchMean(CenterScale):
+class BatchMean(CenterScale, TargetedBaseline):
     """``A_i = r_i - (1/N) sum_j r_j``, the mean over all scored rollouts of the batch, the own one included.
 
     The BASIS paper's "REINFORCE++" rows are this, without any division by a standard deviation (its Appendix A).
+
+    Args:
+        target: ``value``; ``optimal`` for the mean over the rollouts of earlier batches, weighted by energy, the
+            constant of least variance (`OptimalBaseline`); ``optimal_token`` for one at each action. The batch's mean
+            is then only where it begins.
+
+    Raises:
+        ValueError: unknown target.
     """
 
     uses_own_reward: bool = True
 
+    def __init__(self, target: Target = "value") -> None:
+        self._set_target("batch_mean", target, degree=0)
+
     def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         return group_mean(rewards, torch.zeros_like(group_ids))
+
+    def advantages(self, batch: RolloutBatch) -> Advantages:
+        result = super().advantages(batch)
+        if not self.optimal.is_on:
+            return result
+        baseline, told = self.optimal(result.baseline, batch.action_mask)
+        values = where_scorable(batch, less_baseline(returns(batch), baseline))
+        return Advantages(values=values, baseline=baseline, metrics={**result.metrics, **told})
+
+    def update(self, batch: RolloutBatch) -> None:
+        self.optimal.learn(batch.rewards.double(), returns(batch), batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"moments": self.optimal.moments.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_state_keys(self, state, ("moments",))
+        self.optimal.moments = state["moments"].clone()
 
 
 class WReinforce(CenterScale):

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, where_scorable
+from basis_rl.baselines.optimal import TargetedBaseline
 from basis_rl.functional.segments import leave_one_out_mean
 from basis_rl.rewards.base import checked_range
-from basis_rl.types import Advantages, RolloutBatch, RunContext
+from basis_rl.types import RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
 
 # Rewards are float32, and a range may be given in more digits.
@@ -93,16 +93,14 @@ class RewardRange:
         low, high = self.span
         return {"range_known": float(self.known), "range_low": low, "range_high": high}
 
-    def until_known(self, batch: RolloutBatch) -> Advantages:
-        """``A_i = r_i - mean_{j != i} r_j`` over the batch, what is done until a range is known; of a single one, r."""
+    def until_known(self, batch: RolloutBatch) -> Tensor:
+        """``(N,)`` ``mean_{j != i} r_j`` over the batch, the baseline until a range is known; of a single rollout 0."""
         rewards = batch.rewards.double()
         others = leave_one_out_mean(rewards, torch.zeros(len(rewards), dtype=torch.long))
-        baseline = torch.nan_to_num(others, nan=0.0)
-        values = where_scorable(batch, rewards - baseline)
-        return Advantages(values=values, baseline=baseline, metrics=self.metrics())
+        return torch.nan_to_num(others, nan=0.0)
 
 
-class TableBelief(Baseline):
+class TableBelief(TargetedBaseline):
     """A baseline that believes something about the value of each prompt, which a value table may start.
 
     Args:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import check_state_keys, scorable_rows, where_scorable
+from basis_rl.baselines.base import check_state_keys, less_baseline, scorable_rows, where_scorable
+from basis_rl.baselines.optimal import Target
 from basis_rl.baselines.reward_range import TableBelief
 from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values.table import ValueTable
@@ -42,6 +43,8 @@ class Spo(TableBelief):
             the prompt's rollouts of now and of then, which needs no further pass, but makes rho rather too small.
         normalize: whether to subtract the mean and divide by the deviation; without it ``A = r - v``, whose own reward
             is excluded.
+        target: see `BasisHistory`. With another than ``value``, `normalize` divides by the deviation alone, since the
+            mean would move b away from its target.
         accept_mismatch: see `Basis`.
         fixed_range: see `BasisHistory`.
 
@@ -54,6 +57,7 @@ class Spo(TableBelief):
         values: ValueTable | str | Path | None = None,
         forgetting: float | Literal["kl"] = _MIDDLE,
         normalize: bool = True,
+        target: Target = "value",
         accept_mismatch: bool = False,
         fixed_range: Sequence[float] | None = None,
     ) -> None:
@@ -62,6 +66,7 @@ class Spo(TableBelief):
         super().__init__("spo", values, accept_mismatch, fixed_range)
         self.forgetting = forgetting
         self.normalize = normalize
+        self._set_target("spo", target)
         self.requires = frozenset({"log_probs"} if forgetting == "kl" else ())
         # The batch's mean and deviation contain the own reward.
         self.uses_own_reward = self.scales = normalize
@@ -77,6 +82,11 @@ class Spo(TableBelief):
         rows = [self.trackers.get(name, (0.5, 0.5))[:2] for name in prompt_ids]
         return torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
 
+    def _fractions(self, prompt_ids: Sequence[str]) -> Tensor:
+        """``(N,)`` v, on the scale from 0 to 1."""
+        alpha, beta = self._tracked(prompt_ids).T
+        return alpha / (alpha + beta)
+
     def believed(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Mean and variance of the value of each prompt, those of its Beta, in reward units. ``(P,), (P,)`` float64."""
         alpha, beta = self._tracked(prompt_ids).T
@@ -88,7 +98,8 @@ class Spo(TableBelief):
     def advantages(self, batch: RolloutBatch) -> Advantages:
         rewards = batch.rewards.double()
         scorable = scorable_rows(batch)
-        tracked = self.believed(batch.prompt_ids)[0] if self.range.known else self.range.until_known(batch).baseline
+        known_range = self.range.known
+        tracked = self.believed(batch.prompt_ids)[0] if known_range else self.range.until_known(batch)
         away = (rewards - tracked)[scorable]
         baseline = tracked
         scale: Tensor | float = 1.0
@@ -96,9 +107,14 @@ class Spo(TableBelief):
             # The mean is a part of the baseline: the advantage is (r - baseline) / scale.
             baseline = tracked + away.mean()
             scale = away.std() + 1e-8
-        values = where_scorable(batch, (rewards - baseline) / scale)
+        told: dict[str, float] = {}
+        if self.optimal.is_on:
+            start = self._fractions(batch.prompt_ids) if known_range else tracked
+            baseline, told = self.optimal(start, batch.action_mask, known_range)
+            baseline = self.range.unscaled(baseline) if known_range else baseline
+        values = where_scorable(batch, less_baseline(batch.rewards, baseline) / scale)
         known = [name in self.trackers for name in batch.prompt_ids]
-        metrics = {"tracked": float(tracked.mean()), "known": sum(known) / max(1, len(known))}
+        metrics = {"tracked": float(tracked.mean()), "known": sum(known) / max(1, len(known)), **told}
         metrics |= self.range.metrics()
         return Advantages(values=values, baseline=baseline, metrics=metrics)
 
@@ -109,6 +125,7 @@ class Spo(TableBelief):
         if not self.range.known:
             return
         rewards = self.range.scaled(batch.rewards)
+        self.optimal.learn(self._fractions(batch.prompt_ids), rewards, batch)
         rows: dict[str, list[int]] = {}
         # Not only scorable rows: the reward of a rollout whose tokens are masked (`mask_truncated_completions`) counts.
         for row in (~batch.rewards.isnan()).nonzero().flatten().tolist():
@@ -121,6 +138,7 @@ class Spo(TableBelief):
 
     def _rescale(self, offset: float, factor: float) -> None:
         """Move the trackers to a wider range, on which a value V is ``offset + factor V``."""
+        self.optimal.rescale(offset, factor)
         for name, (alpha, beta, log_prob) in self.trackers.items():
             total = alpha + beta
             right = offset * total + factor * alpha
@@ -142,10 +160,12 @@ class Spo(TableBelief):
     def state_dict(self) -> dict[str, Any]:
         kept = torch.tensor(list(self.trackers.values()), dtype=torch.float64).reshape(-1, 3)
         columns = {name: kept[:, k].clone() for k, name in enumerate(_COLUMNS)}
-        return {"prompt_ids": list(self.trackers), **columns, "reward_range": self.range.ends}
+        kept_range = {"reward_range": self.range.ends, "moments": self.optimal.moments.clone()}
+        return {"prompt_ids": list(self.trackers), **columns, **kept_range}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state_keys(self, state, ("prompt_ids", *_COLUMNS, "reward_range"))
+        check_state_keys(self, state, ("prompt_ids", *_COLUMNS, "reward_range", "moments"))
         self.range.ends = state["reward_range"]
+        self.optimal.moments = state["moments"].clone()
         columns = (state[name].tolist() for name in _COLUMNS)
         self.trackers = dict(zip(state["prompt_ids"], zip(*columns, strict=True), strict=True))

@@ -20,12 +20,12 @@ from basis_rl.baselines.base import Baseline, LearnedBaseline, TokenLevel
 from basis_rl.conformance.promises import PromiseError, builder, check_promises, close, require, require_restored, saved
 from basis_rl.names import kind_of
 from basis_rl.samplers import ValueBelief
-from basis_rl.types import SIGNALS, Advantages, RolloutBatch
+from basis_rl.types import OF_UPDATE, SIGNALS, Advantages, RolloutBatch
 
 _TOLERANCE = 1e-5
 # What a batch can have beside what it always has. KL is there by the run's settings, not by `requires`, and weights of
 # the reward functions come with their rewards.
-_OPTIONAL = frozenset(SIGNALS) - {"kl", "reward_weights"}
+_OPTIONAL = frozenset(SIGNALS) - OF_UPDATE - {"kl", "reward_weights"}
 _ORDINARY = "(rows without a reward are NaN in `rewards`)"
 
 Range = tuple[float, float]
@@ -73,7 +73,7 @@ def example_batch(
         rewards[0] = rewards[n // 2] = torch.nan
         mask[-1] = False
     ids = [prompt_ids[g] for g in group_ids.tolist()]
-    tokens = ("energies", "rollout_weights", "values", "log_probs")
+    tokens = ("energies", "gradient_energies", "rollout_weights", "values", "log_probs")
     optional: dict[str, Any] = {name: torch.rand((n, t), generator=generator) * mask for name in tokens}
     optional["log_probs"] = -optional["log_probs"]
     optional["reward_parts"] = _parts(rewards)
@@ -86,7 +86,7 @@ def example_batch(
         action_mask=mask,
         step=step,
         reward_weights=torch.tensor([1.0, 0.5]) if "reward_parts" in baseline.requires else None,
-        **{name: optional[name] for name in baseline.requires},
+        **{name: optional[name] for name in baseline.requires | baseline.learns_from},
     )
 
 
@@ -174,6 +174,8 @@ def _no_batch(baseline: Baseline) -> list[str]:
         messages.append(f"requires {unknown}; a batch can have {sorted(_OPTIONAL)}{way_out}")
     elif "values" in requires and not isinstance(baseline, LearnedBaseline):
         messages.append("requires ['values'], which are there for a `LearnedBaseline` only")
+    if not isinstance(baseline.learns_from, (set, frozenset)) or baseline.learns_from - OF_UPDATE:
+        messages.append(f"says learns_from = {baseline.learns_from!r}, not a set with some of {sorted(OF_UPDATE)}")
     if not isinstance(least, int) or isinstance(least, bool) or least < 1:
         messages.append(f"says min_group_size = {least!r}, not a whole number of at least 1")
     return messages
@@ -349,6 +351,12 @@ class _Promises:
         straight, shuffled = (_advantages(self._baseline, each) for each in (self._batch, self._batch.take(order)))
         same = _same(_of_rows(straight, order), shuffled)
         require(same, "depends on the order of the rows (`group_ids` defines the groups, not the position)")
+
+    def before_the_update(self) -> None:
+        batch = self._batch
+        none: dict[str, Any] = dict.fromkeys(OF_UPDATE)
+        same = _same(_advantages(self._baseline, batch), _advantages(self._baseline, replace(batch, **none)))
+        require(same, "reads in `advantages` what only comes with the policy's update (`learns_from`)")
 
     def group_names(self) -> None:
         renamed = replace(self._batch, group_ids=1000 - 7 * self._batch.group_ids)

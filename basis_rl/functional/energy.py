@@ -96,3 +96,24 @@ def weighted_baseline(
         shared = (last >= 0) & lonely
         baseline = torch.where(shared, baseline.gather(1, last.clamp(min=0)), baseline)
     return baseline[index], lonely[index] & alive
+
+
+def weighted_moments(z: Tensor, weights: Tensor) -> Tensor:
+    """``sum_j w_ja z_j z_j'`` for each a. ``(N, D), (N, A) -> (A, D, D)``."""
+    return torch.einsum("na,ni,nj->aij", weights.to(z), z, z)
+
+
+def weighted_regression(moments: Tensor, prior: Tensor, strength: float) -> Tensor:
+    """``c = argmin_c sum_j w_j (r_j - c . x_j)^2 + strength |c - prior|^2``: ridge regression drawn to `prior`.
+
+    Args:
+        moments: ``(A, D, D)`` of `weighted_moments`, the last of the D entries being r, the others x.
+        prior: ``(D - 1,)`` or ``(A, D - 1)``.
+        strength: > 0.
+
+    Returns:
+        ``(A, D - 1)``.
+    """
+    eye = torch.eye(moments.shape[-1] - 1, dtype=moments.dtype)
+    right = moments[:, :-1, -1] + strength * prior
+    return torch.linalg.solve(moments[:, :-1, :-1] + strength * eye, right[:, :, None])[:, :, 0]

@@ -50,11 +50,11 @@ def gather_batch(
         signals: optional fields of `RolloutBatch` by name: those of shape ``(N, T)`` as this rank has them, shaped like
             `action_mask`; all others already global. None stays None.
     """
-    mask = _gather_tokens(accelerator, action_mask.to(torch.uint8)).bool()
+    mask = gather_tokens(accelerator, action_mask.to(torch.uint8)).bool()
     gathered = dict(signals)
     for name, value in signals.items():
         if isinstance(value, Tensor):
-            whole = _gather_tokens(accelerator, value.float()) * mask if SIGNALS[name] == "NT" else value
+            whole = gather_tokens(accelerator, value.float()) * mask if SIGNALS[name] == "NT" else value
             gathered[name] = whole.float().cpu()
     ids: list[str] = gather_object(list(prompt_ids))
     return RolloutBatch(
@@ -67,7 +67,7 @@ def gather_batch(
     )
 
 
-def _gather_tokens(accelerator: Accelerator, values: Tensor) -> Tensor:
+def gather_tokens(accelerator: Accelerator, values: Tensor) -> Tensor:
     """``(N / ranks, T')`` of each rank -> ``(N, T)`` on CPU, padded with 0 to the longest of all ranks."""
     gathered: Tensor = accelerator.gather(accelerator.pad_across_processes(values, dim=1))
     return gathered.cpu()

@@ -46,7 +46,7 @@ from basis_rl.trainer.gather import prompt_ids_of
 from basis_rl.trainer.generation_check import check_generation, check_truncated_sampling, generation_kwargs_of
 from basis_rl.trainer.prompt_check import check_prompts, check_template, first_rows, render_prompt
 from basis_rl.trainer.tool_check import as_functions, check_tools
-from basis_rl.types import SIGNALS, RunContext
+from basis_rl.types import OF_UPDATE, SIGNALS, RunContext
 from basis_rl.values.provenance import fingerprint, run_provenance
 
 _logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ _MOST_DIFFICULTIES = 20
 # How many prompts are tokenized to find the longest: to tokenize all of them may take a minute.
 _LONGEST = 256
 # What a baseline may ask for: not the KL penalty, which the settings decide, nor what comes with another signal.
-_COLLECTED = frozenset(SIGNALS) - {"kl", "values", "reward_weights"}
+_COLLECTED = frozenset(SIGNALS) - OF_UPDATE - {"kl", "values", "reward_weights"}
 
 
 @dataclass(frozen=True)
@@ -350,7 +350,7 @@ def check_baseline_needs(plan: Plan) -> None:
     args = plan.args
     name = baseline_name(plan.baseline)
     collected = _COLLECTED | ({"values"} if isinstance(baseline, LearnedBaseline) else set())
-    missing = sorted(baseline.requires - collected)
+    missing = sorted((baseline.requires - collected) | (baseline.learns_from - OF_UPDATE))
     if missing:
         raise ValueError(
             f"Baseline '{name}' requires {missing}, which BasisTrainer does not collect. It collects "

@@ -118,6 +118,60 @@ class HiddenStates(ScoringPass):
         return output
 
 
+class GradientEnergies:
+    """Keeps ``|dL / dx_t|^2 / A_t^2`` of each token of the loss's own pass (`RolloutBatch.gradient_energies`).
+
+    ``x_t``, what the policy's last layer returns, is found by running it: it enters the last module that the policy's
+    backbone calls, as a rule the final norm. Only the token's own loss passes through it.
+
+    Args:
+        policy: before it is wrapped for training.
+    """
+
+    def __init__(self, policy: Any) -> None:
+        plain: Any = policy.get_base_model() if is_peft_model(policy) else policy
+        self._modules = [module for module in plain.base_model.modules() if not any(module.children())]
+
+    @staticmethod
+    def prepare(output: Output) -> None:
+        """Add to a rank's generation batch the place of each row, since rows will move, and room for the energies."""
+        output["row"] = torch.arange(len(output["completion_ids"]), device=output["completion_ids"].device)
+        output["gradient_energies"] = torch.zeros_like(output["completion_mask"], dtype=torch.float32)
+
+    @contextmanager
+    def of_loss(self, inputs: Output, scorer: Scorer) -> Iterator[None]:
+        """Within it the policy is run for the loss of a micro-batch, which gets its energies in the backward pass."""
+        entered: list[Any] = []
+
+        def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if args and isinstance(args[0], Tensor) and args[0].ndim == 3:
+                entered[:] = args[:1]
+
+        hooks = [module.register_forward_hook(keep) for module in self._modules]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        advantages = inputs["advantages"].float()
+        squares = (advantages if advantages.ndim == 2 else advantages[:, None]) ** 2
+        before_tokens = scorer.before_tokens
+
+        def energies(gradient: Tensor) -> None:
+            norms = before_tokens(gradient.float().square().sum(dim=-1, keepdim=True))[..., 0]
+            norms = norms[:, -inputs["gradient_energies"].shape[1] :]
+            inputs["gradient_energies"] = torch.where(squares > 0, norms / squares, 0.0)
+
+        if entered and entered[0].requires_grad:
+            entered[0].register_hook(energies)
+
+    @staticmethod
+    def taken(micro_batches: Sequence[Output]) -> Tensor:
+        """``(B, T)`` of the rank's generation batch, in the order of `prepare`."""
+        found = torch.cat([each["gradient_energies"] for each in micro_batches])
+        return found[torch.cat([each["row"] for each in micro_batches]).argsort()]
+
+
 def rollout_mismatch(accelerator: Accelerator, output: Output) -> dict[str, float]:
     """How far the engine that sampled is from the trained policy; empty without both log-probabilities (vLLM has them).
 

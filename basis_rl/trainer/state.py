@@ -6,11 +6,13 @@ import hashlib
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
+from torch import Tensor
 
 from basis_rl.baselines import Baseline, baseline_name
 from basis_rl.baselines.reward_range import with_range
@@ -109,6 +111,15 @@ class PendingBatches:
     def forget(self, index: int) -> None:
         """Drop the generation batches from number `index` on."""
         self._waiting = [entry for entry in self._waiting if entry[1].step < index]
+
+    def without_gradients(self, step: int) -> bool:
+        """Whether the newest batch is used up after `step` micro-batches and has no gradient energies yet."""
+        return any(used_up <= step and batch.gradient_energies is None for used_up, batch, _ in self._waiting[-1:])
+
+    def complete(self, gradient_energies: Tensor) -> None:
+        """Give the newest batch what its losses told."""
+        used_up, batch, discarded = self._waiting[-1]
+        self._waiting[-1] = (used_up, replace(batch, gradient_energies=gradient_energies), discarded)
 
     @property
     def newest(self) -> RolloutBatch:

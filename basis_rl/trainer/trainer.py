@@ -60,7 +60,7 @@ from basis_rl.trainer.config import BasisConfig, without_secrets
 from basis_rl.trainer.critic import Critic, policy_is_sharded
 from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
 from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout, reads_boxes
-from basis_rl.trainer.gather import gather_batch, local_rows, prompt_ids_of
+from basis_rl.trainer.gather import gather_batch, gather_tokens, local_rows, prompt_ids_of
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
 from basis_rl.trainer.logs import distinct, of_kind, per_rollout, rollout_rows, set_aside, without_infinities
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, token_means
@@ -258,6 +258,9 @@ class BasisTrainer(GRPOTrainer):
         if "energies" in self.baseline.requires:
             head = {"temperature": self.temperature, "fp32_head": args.cast_lm_head_to_fp32}
             self._energies = scoring.EnergyRecorder(self.model, **head)
+        self._gradients: scoring.GradientEnergies | None = None
+        if "gradient_energies" in self.baseline.learns_from:
+            self._gradients = scoring.GradientEnergies(accelerator.unwrap_model(self.model))
         self._critic: Critic | None = None
         if isinstance(self.baseline, LearnedBaseline):
             policy = accelerator.unwrap_model(self.model)
@@ -336,6 +339,8 @@ class BasisTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         training = self.model.training
+        if training:
+            self._take_gradients()
         if training and self.selection is not None:
             inputs = self.selection.rows(self._generation_batch)
             if self._resampling is not None:
@@ -358,6 +363,8 @@ class BasisTrainer(GRPOTrainer):
         if self.use_vllm:
             self.log_metric("rollout/sync_error", self.vllm_generation.sync_error)
         output["advantages"] = self._advantages(inputs, output)
+        if self._gradients is not None:
+            self._gradients.prepare(output)
         if self.tools and self.args.filter_void_turns:
             self.turns.drop_void(output)
         return output
@@ -531,7 +538,10 @@ class BasisTrainer(GRPOTrainer):
         for each in self._scoring:
             called = each.listen(called, scorer)
         # The loss's own pass counts as time of the loss.
-        with self.timer.measure("scoring") if self._in_loss is None else nullcontext():
+        around = self.timer.measure("scoring") if self._in_loss is None else nullcontext()
+        if self._gradients is not None and self._in_loss is not None:
+            around = self._gradients.of_loss(self._in_loss[0], scorer)
+        with around:
             result = super()._get_per_token_logps_and_entropies(called, *args, **kwargs)
         if self._scored is not None:
             self._scored.append(result[:2])
@@ -745,6 +755,12 @@ class BasisTrainer(GRPOTrainer):
 
     # Learn.
 
+    def _take_gradients(self) -> None:
+        """Complete the newest generation batch, once the policy has used it up, with what its losses told."""
+        if self._gradients is not None and self._pending.without_gradients(self._step):
+            mine = self._gradients.taken(self._buffered_inputs)
+            self._pending.complete(gather_tokens(self.accelerator, mine))
+
     def _learn(self) -> None:
         """Let the baseline learn from the batches that are used up: the policy was updated on all of them.
 
@@ -752,6 +768,7 @@ class BasisTrainer(GRPOTrainer):
         keeps.
         """
         self._log_all(self.timer.take())
+        self._take_gradients()
         for batch, discarded in self._pending.due(self._step):
             self.baseline.update(batch)
             if discarded is not None and isinstance(self.baseline, ValueBelief):

@@ -19,7 +19,13 @@ VARIANTS += [("bv_blend", {"clusters": CLUSTERS}), ("bv_blend", {"clusters": CLU
 VARIANTS += [("reinforce_pp", {"over": "tokens"}), ("reinforce_pp_baseline", {"over": "tokens"})]
 VARIANTS += [("ppo", {"lam": 0.9, "gamma": 0.99, "whiten_advantages": False}), ("ppo", {"critic_lam": 1.0, "lam": 0.0})]
 VARIANTS += [("otb", {"tail": "return"}), ("reinforce_pp", {"reward_clip": (0.0, 0.5)}), ("dr_grpo", {"alpha": True})]
-VARIANTS += [("least_variance", {"values": GRADED})]
+TARGETS = ("optimal", "optimal_token")
+VARIANTS += [("batch_mean", {"target": each}) for each in TARGETS]
+VARIANTS += [("basis_history", {"target": each, "lcb": 1.0, "prior": "text"}) for each in TARGETS]
+VARIANTS += [("basis_history", {"target": each, "values": GRADED}) for each in TARGETS]
+VARIANTS += [("spo", {"target": each, "normalize": each == "optimal"}) for each in TARGETS]
+VARIANTS += [("bv_blend", {"target": each, "clusters": CLUSTERS}) for each in TARGETS]
+VARIANTS += [("basis", {"target": each, "values": GRADED, "smoothing": 0.0}) for each in TARGETS]
 VARIANTS += [("pass_at_k", {"form": "leave_one_out"}), ("pass_at_k", {"k": 3}), ("quantile", {"normalize": False})]
 VARIANTS += [("spo", {"values": TABLE}), ("spo", {"normalize": False}), ("spo", {"values": GRADED, "forgetting": "kl"})]
 VARIANTS += [("basis", {"values": TABLE, "weighting": "none", "calibration": each}) for each in ("none", "common")]
@@ -49,4 +55,4 @@ def test_registered_baselines_conform(name, kwargs):
             baseline.curve = torch.zeros_like(baseline.betas)
         return baseline
 
-    assert len(check_baseline(build, IDS)) == 18
+    assert len(check_baseline(build, IDS)) == 19

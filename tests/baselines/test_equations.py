@@ -555,49 +555,6 @@ def test_the_tables_value_alone():
     assert errors[0] < errors[1]  # beta was chosen for it
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_least_variance_is_the_weighted_regression_on_all_others(seed):
-    """For each row by gradient descent's answer: the normal equations of the others, solved by themselves."""
-    table = table_of_counts()
-    baseline = build_baseline("least_variance", values=table)
-    for step in range(2):
-        batch = ragged_batch(10 * seed + step, smallest=1)
-        energies = torch.rand(batch.action_mask.shape, generator=torch.Generator().manual_seed(seed))
-        batch = replace(batch, energies=energies)
-        found = baseline.advantages(batch)
-        v = baseline.expected(batch.prompt_ids)
-        weights = energies.double().sum(1)
-        rewards = batch.rewards.double()
-        for i in range(len(rewards)):
-            rows = [j for j in range(len(rewards)) if j != i and not math.isnan(rewards[j])]
-            ridge = fmean([float(weights[j]) for j in rows])
-            x = torch.stack([torch.tensor([1.0, float(v[j]), float(v[j]) ** 2]).double() for j in rows])
-            x = torch.cat([x * weights[rows].sqrt()[:, None], math.sqrt(ridge) * torch.eye(3).double()])
-            y = torch.cat([rewards[rows] * weights[rows].sqrt(), math.sqrt(ridge) * torch.tensor([0.0, 1.0, 0.0])])
-            c = torch.linalg.lstsq(x, y.double()[:, None]).solution[:, 0]
-            expected = min(1.0, max(0.0, float(c[0] + c[1] * v[i] + c[2] * v[i] ** 2)))
-            assert float(found.baseline[i]) == pytest.approx(expected, abs=1e-6)
-        baseline.update(batch)
-    assert not baseline.uses_own_reward
-
-
-@pytest.mark.parametrize(("reward", "believed"), [(1.0, "p8"), (0.0, "p0")])
-def test_the_bent_value_of_least_variance_stays_within_the_rewards(reward, believed):
-    """A prompt at the end of the range, where those in its middle were all right or all wrong: c . x is outside."""
-    batch = batch_of([reward] * 9, ["p4"] * 8 + [believed], energies=torch.ones((9, 2)))
-    found = build_baseline("least_variance", values=table_of_counts()).advantages(batch)
-    assert float(found.baseline[-1]) == reward
-    assert 0 < float(found.baseline[0]) < 1
-
-
-@pytest.mark.parametrize("rewards", [[1.0], [1.0, math.nan]])
-def test_least_variance_of_one_scored_rollout_is_its_value(rewards):
-    baseline = build_baseline("least_variance", values=table_of_counts())
-    batch = batch_of(rewards, ["p2", "p6"][: len(rewards)], energies=torch.ones((len(rewards), 2)))
-    found = baseline.advantages(batch)
-    assert float(found.baseline[0]) == pytest.approx(float(baseline.expected(["p2"])[0]))
-
-
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_max_rl_climbs_log_p_up_to_the_order_of_its_group_less_one(size):
     """The expected step, all groups summed out, is the gradient of the series ``-sum_k (1 - p)^k / k``."""

@@ -90,7 +90,7 @@ def test_parameters_out_of_range_are_named(name, params, message):
         BASELINES[name](**{**NEEDED.get(name, {}), **params})
 
 
-@pytest.mark.parametrize("name", ["basis", "basis_history", "spo", "least_variance"])
+@pytest.mark.parametrize("name", ["basis", "basis_history", "spo"])
 def test_a_run_that_the_table_was_not_built_for_is_refused(name):
     run = RunContext(prompts={"a": "x"}, provenance={"model": "other"})
     with pytest.raises(ValueError, match="built for another run"):

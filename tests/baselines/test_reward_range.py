@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from basis_rl.baselines import BasisHistory, BVBlend, LeastVariance, Spo
+from basis_rl.baselines import BasisHistory, BVBlend, Spo
 from basis_rl.baselines.reward_range import RewardRange, with_range
 from basis_rl.rewards.base import RewardError, check_reward, declared_range
 from basis_rl.rewards.registry import build_reward
@@ -18,7 +18,8 @@ KINDS = {
     "basis_history": BasisHistory,
     "gaussian": lambda **given: BasisHistory(belief="gaussian", lcb=1.0, **given),
     "text": lambda **given: BasisHistory(prior="text", **given),
-    "least_variance": LeastVariance,
+    "optimal": lambda **given: BasisHistory(target="optimal", **given),
+    "optimal of each token": lambda **given: Spo(target="optimal_token", normalize=False, **given),
     "spo": Spo,
     "spo without its mean": lambda **given: Spo(normalize=False, **given),
 }
@@ -29,7 +30,7 @@ def batches(count=5, scale=1.0, offset=0.0):
     generator = torch.Generator().manual_seed(0)
     for step in range(count):
         drawn = (torch.rand(12, generator=generator, dtype=torch.float64) < torch.linspace(0, 1, 12)).double()
-        fields = {"prompt_texts": [f"What is {name}?" for name in IDS], "energies": torch.ones((12, 2))}
+        fields = {"prompt_texts": [f"What is {name}?" for name in IDS], "gradient_energies": torch.ones((12, 2))}
         yield batch_of(offset + scale * drawn, IDS, step=step, **fields)
 
 
@@ -48,12 +49,12 @@ def test_a_belief_that_learns_the_range_is_that_of_0_and_1_in_other_units(kind, 
     assert other.reward_range == pytest.approx((offset, offset + scale))
 
 
-@pytest.mark.parametrize("kind", ["basis_history", "least_variance", "spo without its mean"])
+@pytest.mark.parametrize("kind", ["basis_history", "optimal", "spo without its mean"])
 def test_until_a_range_is_known_the_baseline_is_the_mean_of_the_others(kind):
     baseline = KINDS[kind]()
     told = (([5.0, 5.0, math.nan, 5.0], [5.0, 5.0, 5.0]), ([5.0, 2.0, math.nan, 8.0], [5.0, 6.5, 3.5]))
     for step, (rewards, others) in enumerate(told):
-        batch = batch_of(rewards, IDS[:4], step=step, energies=torch.ones((4, 2)))
+        batch = batch_of(rewards, IDS[:4], step=step, gradient_energies=torch.ones((4, 2)))
         found = baseline.advantages(batch)
         assert found.baseline[[0, 1, 3]].tolist() == others
         assert found.metrics["range_known"] == 0.0
@@ -61,7 +62,7 @@ def test_until_a_range_is_known_the_baseline_is_the_mean_of_the_others(kind):
         baseline.update(batch)
     assert baseline.advantages(batch).metrics["range_known"] == 1.0
     assert baseline.reward_range == (2.0, 8.0)
-    alone = KINDS[kind]().advantages(batch_of([3.0], ["p0"], energies=torch.ones((1, 2))))
+    alone = KINDS[kind]().advantages(batch_of([3.0], ["p0"], gradient_energies=torch.ones((1, 2))))
     assert alone.values.tolist() == [3.0]
 
 
@@ -113,7 +114,7 @@ def test_a_table_and_a_declared_range_are_where_it_starts_and_a_fixed_one_stays(
 @pytest.mark.parametrize("kind", KINDS)
 def test_rewards_outside_a_fixed_range_are_learnt_as_its_nearer_end(kind):
     """But an advantage is of the reward itself."""
-    fields = {"prompt_texts": IDS[:3], "energies": torch.ones((3, 2))}
+    fields = {"prompt_texts": IDS[:3], "gradient_energies": torch.ones((3, 2))}
     within, outside = (batch_of(rewards, IDS[:3], **fields) for rewards in ([1.0, 0.0, 0.5], [4.0, -3.0, 0.5]))
     plain, other = (KINDS[kind](fixed_range=(0, 1)) for _ in range(2))
     plain.update(within)
@@ -135,7 +136,7 @@ def test_a_cluster_without_history_is_in_the_middle_of_the_rewards():
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_range_survives_a_resume(kind, rewards):
     first, again = KINDS[kind](), KINDS[kind]()
-    fields = {"prompt_texts": IDS[:3], "energies": torch.ones((3, 2))}
+    fields = {"prompt_texts": IDS[:3], "gradient_energies": torch.ones((3, 2))}
     first.update(batch_of(rewards, IDS[:3], **fields))
     again.load_state_dict(first.state_dict())
     after = batch_of([5.0, 9.0, 2.0], IDS[:3], step=1, **fields)

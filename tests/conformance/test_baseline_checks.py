@@ -378,7 +378,7 @@ def test_what_conforms_does_so_in_every_form():
         raise RuntimeError("not loaded")
 
     passed = check_baseline(TokenValues)
-    assert len(passed) == 18
+    assert len(passed) == 19
     kinds = (WithState, WithState(), but(Rloo, values=property(unreadable)), Locked, functools.partial(needs, 1.0))
     assert all(check_baseline(kind) == passed for kind in kinds)
 

@@ -37,7 +37,7 @@ def wide_reward(completions, completion_ids, **kwargs):
 
 
 # They learn the range from the first batch, and the second one's advantages depend on it.
-LEARN_A_RANGE = {"basis_history", "least_variance", "spo"}
+LEARN_A_RANGE = {"basis_history", "spo"}
 
 
 class GivenRollouts(Keeps):

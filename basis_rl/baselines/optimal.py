@@ -1,0 +1,150 @@
+"""The baseline of least variance as a function of a prompt's value, learnt from the rollouts of the run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from basis_rl.baselines.base import Baseline
+from basis_rl.functional.energy import align, unalign, weighted_moments, weighted_regression
+from basis_rl.registry import check_choice
+from basis_rl.types import RolloutBatch
+
+Target = Literal["value", "optimal", "optimal_token"]
+# Each batch counts 0.97 of the next one: how the energies of right and wrong rollouts compare moves slowly.
+_FORGETTING = 0.97
+# How many rollouts of mean energy the prior is worth.
+_PRIOR = 4.0
+# The least distance of b from the ends of the reward range: a rollout whose advantage is 0 has no gradient, and so
+# nothing to learn its energy from.
+_MARGIN = 0.01
+
+
+class OptimalBaseline:
+    """``b = c_0 + c_1 V + c_2 V^2``: what a belief in the value V aims at for the least variance of the gradient.
+
+    The power of a rollout's gradient, ``E[(r - b)^2 |S|^2]`` with its score S, is least at ``b* = E[r |S|^2] /
+    E[|S|^2]`` (OTB, Eq. 21), a mean of rewards weighted by energy. It is V only if right and wrong rollouts have scores
+    of one size. For all prompts with value V it is estimated from the rollouts of earlier batches, each batch counting
+    0.97 of the next one; so the own reward is excluded exactly::
+
+        c = argmin sum_j W_j (r_j - c . x_j)^2 + rho |c - (0, 1, 0)|^2       x = (1, V, V^2), rewards scaled to [0, 1]
+
+    ``W_j`` is the sum of the rollout's `RolloutBatch.gradient_energies`. Departure from OTB, whose energy is that of
+    the logits (Eq. 7): a token that could be many others has a large one there and hardly moves the weights. And what
+    the loss does to a rollout (``1 / |o|``, clipping, importance weights) is in the gradient already.
+
+    ``optimal_token`` has a c for each action t: OTB's isolated energy (Eq. 52) of all rollouts with a t-th action, the
+    belief in the place of the group. So a single rollout has a baseline for each of its tokens. Where rollouts are few,
+    c is drawn to that of whole ones. Without a belief (``degree=0``), b is the best constant.
+
+    Metrics: ``at_0``, ``at_0.5``, ``at_1``: b of prompts with these values, on the scale from 0 to 1 (``degree=0``:
+    ``constant``); ``learnt_from``, the rollouts behind it.
+
+    Args:
+        owner: its registered name, for messages.
+        target: ``optimal`` or ``optimal_token``, or ``value``, with which nothing is learnt.
+        degree: of the polynomial.
+
+    Raises:
+        ValueError: unknown target.
+    """
+
+    def __init__(self, owner: str, target: Target, degree: int = 2) -> None:
+        check_choice(owner, "target", target, Target)
+        self.target = target
+        self.degree = degree
+        # (1 + A, d + 2, d + 2): sums of W z z' over rollouts, z = (1, V, ..., V^d, r); first of whole rollouts, then of
+        # those with an a-th action.
+        self.moments = torch.zeros((1, degree + 2, degree + 2), dtype=torch.float64)
+
+    @property
+    def is_on(self) -> bool:
+        return self.target != "value"
+
+    def _features(self, values: Tensor) -> Tensor:
+        return values[:, None] ** torch.arange(self.degree + 1, dtype=torch.float64)
+
+    def _coefficients(self, prior: Tensor) -> Tensor:
+        """``(1 + A, d + 1)``; `prior` is the c before the first rollout."""
+        whole = weighted_regression(self.moments[:1], prior, _PRIOR)
+        return torch.cat([whole, weighted_regression(self.moments[1:], whole, _PRIOR)])
+
+    def __call__(self, values: Tensor, mask: Tensor, known: bool = True) -> tuple[Tensor, dict[str, float]]:
+        """The baseline of each rollout, or of each of its tokens, from the state before the batch.
+
+        Args:
+            values: ``(N,)`` V, on the scale from 0 to 1 (with ``degree=0``: what b is before the first rollout).
+            mask: ``(N, T)`` bool, the actions.
+            known: whether the range of the rewards is; b is the value until then.
+
+        Returns:
+            ``(N,)``, or with ``optimal_token`` ``(N, T)``; and the metrics. With ``value`` what was given, and none.
+        """
+        if not self.is_on:
+            return values, {}
+        if not known:
+            return (values[:, None] * mask if self.target == "optimal_token" else values), {}
+        if self.degree == 0:
+            c = self._coefficients(values[:1])
+            found = c.T.expand(len(values), -1)
+            metrics = {"constant": float(c[0])}
+        else:
+            c = self._coefficients(torch.eye(self.degree + 1, dtype=torch.float64)[1])
+            found = (self._features(values) @ c.T).clamp(_MARGIN, 1 - _MARGIN)
+            shown = self._features(torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)) @ c[0]
+            metrics = dict(zip(("at_0", "at_0.5", "at_1"), shown.clamp(0.0, 1.0).tolist(), strict=True))
+        metrics["learnt_from"] = float(self.moments[0, 0, 0])
+        if self.target == "optimal":
+            return found[:, 0], metrics
+        # An action later than any before has the c of whole rollouts.
+        later = found[:, :1].expand(-1, max(1, mask.shape[1] - (len(c) - 1)))
+        return unalign(torch.cat([found[:, 1:], later], dim=1), mask), metrics
+
+    def learn(self, values: Tensor, rewards: Tensor, batch: RolloutBatch) -> None:
+        """Take in a batch.
+
+        Args:
+            values: ``(N,)`` as in `__call__`, told before the batch was seen.
+            rewards: ``(N,)`` on the same scale; NaN is left out.
+            batch: with gradient energies; without them, as what a sampler discarded, nothing is learnt.
+        """
+        if not self.is_on or batch.gradient_energies is None:
+            return
+        weights = align(batch.gradient_energies.double(), batch.action_mask)
+        whole = weights.sum(dim=1, keepdim=True)
+        known = ~rewards.isnan() & (whole[:, 0] > 0)
+        if self.target == "optimal_token":
+            whole = torch.cat([whole, weights], dim=1)
+        if not bool(known.any()):
+            return
+        z = torch.cat([self._features(values[known]), rewards[known, None].double()], dim=1)
+        # A batch counts by its rollouts, however large their energies are.
+        new = weighted_moments(z, whole[known] / whole[known, 0].mean())
+        self.moments = pad_sequence([_FORGETTING * self.moments, new]).sum(dim=1)
+
+    def rescale(self, offset: float, factor: float) -> None:
+        """Move to a wider range of rewards, on which a value V is ``offset + factor V``, and a reward likewise."""
+        powers = torch.zeros((self.degree + 2, self.degree + 2), dtype=torch.float64)
+        row = torch.ones(1, dtype=torch.float64)
+        for power in range(self.degree + 1):
+            # (offset + factor V)^k in powers of V.
+            powers[power, : power + 1] = row
+            row = torch.nn.functional.pad(offset * row, (0, 1)) + torch.nn.functional.pad(factor * row, (1, 0))
+        powers[-1, 0] = offset
+        powers[-1, -1] = factor
+        self.moments = powers @ self.moments @ powers.T
+
+
+class TargetedBaseline(Baseline):
+    """A baseline that may aim at the least variance of the gradient instead of the value that it estimates."""
+
+    def _set_target(self, owner: str, target: Target, degree: int = 2) -> None:
+        """Build ``self.optimal``, and declare what it needs and gives."""
+        self.target = target
+        self.optimal = OptimalBaseline(owner, target, degree)
+        self.learns_from = frozenset({"gradient_energies"} if self.optimal.is_on else ())
+        self.token_level = "always" if target == "optimal_token" else "never"
