@@ -79,14 +79,15 @@ class OptimalBaseline:
         Args:
             values: ``(N,)`` V, on the scale from 0 to 1 (with ``degree=0``: what b is before the first rollout).
             mask: ``(N, T)`` bool, the actions.
-            known: whether the range of the rewards is; b is the value until then.
+            known: whether the range of the rewards is. Until then, and before the first rollout, b is the value.
 
         Returns:
             ``(N,)``, or with ``optimal_token`` ``(N, T)``; and the metrics. With ``value`` what was given, and none.
         """
         if not self.is_on:
             return values, {}
-        if not known:
+        learnt_from = float(self.moments[0, 0, 0])
+        if not known or not learnt_from and self.degree:
             return (values[:, None] * mask if self.target == "optimal_token" else values), {}
         if self.degree == 0:
             c = self._coefficients(values[:1])
@@ -97,7 +98,7 @@ class OptimalBaseline:
             found = (self._features(values) @ c.T).clamp(_MARGIN, 1 - _MARGIN)
             shown = self._features(torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)) @ c[0]
             metrics = dict(zip(("at_0", "at_0.5", "at_1"), shown.clamp(0.0, 1.0).tolist(), strict=True))
-        metrics["learnt_from"] = float(self.moments[0, 0, 0])
+        metrics["learnt_from"] = learnt_from
         if self.target == "optimal":
             return found[:, 0], metrics
         # An action later than any before has the c of whole rollouts.

@@ -1,0 +1,132 @@
+"""What the loss's own pass tells of each token's gradient, against a pass of the policy made for it alone."""
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from basis_rl.baselines import BatchMean, build_baseline
+from basis_rl.trainer import BasisTrainer
+from tests.support.tiny import tiny_trainer
+
+pytestmark = pytest.mark.gpu
+
+
+class Kept(BatchMean):
+    """Keeps the batches that it learns from."""
+
+    def __init__(self, target="optimal"):
+        super().__init__(target)
+        self.batches = []
+
+    def update(self, batch):
+        self.batches.append(batch)
+        super().update(batch)
+
+
+class WithRows(BasisTrainer):
+    """Keeps the rows of each generation batch as they were scored."""
+
+    def __init__(self, *args, **kwargs):
+        self.rows = []
+        super().__init__(*args, **kwargs)
+
+    def _advantages(self, inputs, output):
+        local = super()._advantages(inputs, output)
+        self.rows.append({**output, "advantages": local})
+        return local
+
+
+def expected_energies(trainer, rows):
+    """``|d log pi(y_t) / d x_t|^2``, ``(B, T)``, x_t what enters the final norm: one padded row at a time."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    backbone = (model.get_base_model() if hasattr(model, "get_base_model") else model).base_model
+    tokens = rows["completion_ids"].shape[1]
+    found = torch.zeros(rows["completion_ids"].shape)
+    for row in range(len(found)):
+        entered = []
+        hook = backbone.norm.register_forward_pre_hook(lambda module, args, kept=entered: kept.append(args[0]))
+        ids, mask = (
+            torch.cat([rows[f"prompt_{kind}"], rows[f"completion_{kind}"]], dim=1)[row : row + 1]
+            for kind in ("ids", "mask")
+        )
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        logits = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[:, :-1] / trainer.temperature
+        hook.remove()
+        log_probs = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[0, :, 0] * mask[0, 1:]
+        (gradient,) = torch.autograd.grad(log_probs[-tokens:].sum(), entered[0])
+        found[row] = gradient[0, :-1][-tokens:].square().sum(dim=-1) * rows["completion_mask"][row]
+    return found
+
+
+CASES = {
+    "one step of a batch": {"gradient_accumulation_steps": 2, "objective": "dr_grpo"},
+    "two steps of a batch": {"objective": "dr_grpo"},
+    "two batches in a step": {"gradient_accumulation_steps": 4, "objective": "dr_grpo"},
+    "two passes": {"num_iterations": 2, "objective": "dr_grpo", "max_steps": 4},
+    "mean over each rollout's tokens": {"gradient_accumulation_steps": 2, "objective": "grpo"},
+    "the same, each token its own ratio": {"gradient_accumulation_steps": 2, "objective": "gspo_token"},
+    "own objective": {"gradient_accumulation_steps": 2, "objective": "gpg"},
+    "padded": {"gradient_accumulation_steps": 2, "packing": "none", "objective": "dr_grpo"},
+    "groups": {"gradient_accumulation_steps": 2, "num_generations": 4, "objective": "dr_grpo"},
+    "temperature": {"gradient_accumulation_steps": 2, "temperature": 0.7, "objective": "dr_grpo"},
+    "checkpointing": {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "objective": "dr_grpo"},
+}
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_energies_are_the_squared_gradients_of_each_token(case, lora, tmp_path, tiny_path):
+    settings = {"max_steps": 2, "num_generations": 1, "learning_rate": 0.0, **CASES[case]}
+    peft_config = LoraConfig(target_modules=["q_proj"], init_lora_weights=False) if lora else None
+    trainer = tiny_trainer(tmp_path, Kept(), WithRows, model=tiny_path, peft_config=peft_config, **settings)
+    trainer.train()
+    assert len(trainer.baseline.batches) == len(trainer.rows) >= 2 - ("two" in case)
+    averaged = settings["objective"] in ("grpo", "gspo_token")
+    for batch, rows in zip(trainer.baseline.batches, trainer.rows, strict=True):
+        expected = expected_energies(trainer, rows)
+        if averaged:
+            expected = expected / rows["completion_mask"].sum(dim=1, keepdim=True) ** 2
+        found = batch.gradient_energies
+        learnt = (rows["advantages"] != 0)[:, None] & batch.action_mask
+        assert (found[~learnt] == 0).all()
+        assert learnt.any()
+        # Up to what the loss divides everything by.
+        torch.testing.assert_close(found / found[learnt].mean(), expected * learnt / expected[learnt].mean())
+
+
+def test_a_target_adds_no_pass_over_the_rollouts(tmp_path, tiny_path):
+    class Counting(BasisTrainer):
+        passes = 0
+
+        def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+            self.passes += 1
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+
+    shape = {"model": tiny_path, "gradient_accumulation_steps": 2, "num_generations": 1, "max_steps": 2}
+    passes = []
+    for name, given in (("none", {}), ("basis_history", {"target": "optimal_token"})):
+        trainer = tiny_trainer(tmp_path / name, build_baseline(name, **given), Counting, **shape)
+        trainer.train()
+        passes.append(trainer.passes)
+    assert passes == [4, 4]
+    assert trainer.state.log_history[-2]["baseline/learnt_from"] > 0
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_resumed_run_learns_from_the_same_energies(steps, tmp_path, tiny_path):
+    """Also from a checkpoint in the middle of a generation batch."""
+    shape = {"model": tiny_path, "num_generations": 1, "max_steps": 6, "steps_per_generation": 2}
+    given = {"save_strategy": "steps", "save_steps": steps, **shape}
+
+    def trainer(folder, **more):
+        baseline = build_baseline("basis_history", target="optimal_token")
+        return tiny_trainer(tmp_path / folder, baseline, **{**given, **more})
+
+    whole = trainer("whole")
+    whole.train()
+    stopped = trainer("parts", max_steps=steps)
+    stopped.train()
+    again = trainer("parts")
+    again.train(resume_from_checkpoint=True)
+    assert whole.baseline.optimal.moments[0, 0, 0] > 0
+    assert torch.equal(again.baseline.optimal.moments, whole.baseline.optimal.moments)
