@@ -18,6 +18,9 @@ Target = Literal["value", "optimal", "optimal_token"]
 _FORGETTING = 0.97
 # How many rollouts of mean energy the prior is worth.
 _PRIOR = 4.0
+# A rollout counts for at most so many times the mean energy of the batch's others: a token that should never have been
+# sampled can have ten thousand times that, and a step clips it too.
+_MOST = 10.0
 # The least distance of b from the ends of the reward range: a rollout whose advantage is 0 has no gradient, and so
 # nothing to learn its energy from.
 _MARGIN = 0.01
@@ -123,8 +126,12 @@ class OptimalBaseline:
         if not bool(known.any()):
             return
         z = torch.cat([self._features(values[known]), rewards[known, None].double()], dim=1)
+        weights = whole[known]
+        own = weights[:, :1]
+        others = (own.sum() - own) / max(1, len(own) - 1)
+        weights = weights * (_MOST * others / own).clamp(max=1.0) if len(own) > 1 else weights
         # A batch counts by its rollouts, however large their energies are.
-        new = weighted_moments(z, whole[known] / whole[known, 0].mean())
+        new = weighted_moments(z, weights / weights[:, 0].mean())
         self.moments = pad_sequence([_FORGETTING * self.moments, new]).sum(dim=1)
 
     def rescale(self, offset: float, factor: float) -> None:

@@ -33,8 +33,9 @@ def random_batch(seed, size=12, tokens=5, rewards=(0.0, 1.0), **fields):
     mask = torch.rand((size, tokens), generator=generator) < 0.7
     mask[:, 0] = True
     energies = torch.rand((size, tokens), generator=generator) * mask
-    # One rollout had no gradient.
+    # One rollout had no gradient, and one had a token that outweighs all others.
     energies[(seed + 1) % size] = 0.0
+    energies[(seed + 2) % size, 0] = 1000.0
     return batch_of(drawn, ids, action_mask=mask, gradient_energies=energies, step=seed, **fields)
 
 
@@ -46,8 +47,10 @@ def plain_loop(past, values, degree):
     prior[1 if degree else 0] = 1.0 if degree else float(values[0])
     right = 4.0 * prior
     for age, rollouts in enumerate(reversed(past)):
-        mean = sum(w for *_, w in rollouts) / len(rollouts)
-        for v, r, w in rollouts:
+        total = sum(w for *_, w in rollouts)
+        capped = [(v, r, min(w, 10 * (total - w) / (len(rollouts) - 1))) for v, r, w in rollouts]
+        mean = sum(w for *_, w in capped) / len(capped)
+        for v, r, w in capped:
             x = torch.tensor([v**k for k in range(d)], dtype=torch.float64)
             left += 0.97**age * w / mean * torch.outer(x, x)
             right += 0.97**age * w / mean * r * x
@@ -104,11 +107,13 @@ def test_each_action_has_the_regression_of_the_rollouts_that_have_it():
         for age, (batch, v) in enumerate(zip(batches[::-1], values[::-1], strict=True)):
             totals = batch.gradient_energies.double().sum(dim=1)
             rows = [i for i in range(12) if totals[i] > 0 and not batch.rewards[i].isnan()]
+            caps = {i: min(1.0, float(10 * totals[[j for j in rows if j != i]].mean() / totals[i])) for i in rows}
+            mean = sum(float(totals[i]) * caps[i] for i in rows) / len(rows)
             for i in rows:
                 own = batch.gradient_energies[i][batch.action_mask[i]].double()
                 if action < len(own):
                     x = torch.stack([torch.ones_like(v[i]), v[i], v[i] ** 2])
-                    w = 0.97**age * own[action] / totals[rows].mean()
+                    w = 0.97**age * own[action] * caps[i] / mean
                     left += w * torch.outer(x, x)
                     right += w * batch.rewards[i].double() * x
         c = torch.linalg.solve(left, right)
