@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basis_rl.baselines import Baseline, BasisHistory, BatchMean, LeastVariance, Spo
+from basis_rl.baselines import Baseline, BasisHistory, BatchMean, Spo
 from basis_rl.types import RolloutBatch
 from benchmarks.common import one_thread, parser_of, save, spread
 
@@ -47,7 +47,6 @@ REWARDS: dict[str, tuple[Sample, tuple[float, float]]] = {
 BASELINES: dict[str, Callable[[], Baseline]] = {
     "basis_history": BasisHistory,
     "basis_history, gaussian": lambda: BasisHistory(belief="gaussian"),
-    "least_variance": LeastVariance,
     "spo": lambda: Spo(normalize=False),
 }
 
@@ -66,7 +65,6 @@ def errors(kind: str, seed: int, batches: int) -> dict[str, float]:
             group_ids=torch.arange(SIZE),
             prompt_ids=[f"p{row}" for row in rows.tolist()],
             action_mask=torch.ones((SIZE, 1), dtype=torch.bool),
-            energies=torch.ones((SIZE, 1)),
             step=step,
         )
         for name, baseline in baselines.items():

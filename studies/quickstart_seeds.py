@@ -4,7 +4,7 @@
 
 Runs the whole quickstart (`examples.quickstart.run`) once for each seed, and then what it suggests as the next step:
 BASIS with one rollout per prompt and a value table, as in its paper. Measured is the accuracy of sampled rollouts on
-held-out problems. The models stay in ``runs/quickstart-seedN``, where `studies.score_norms` reads them.
+held-out problems. The models stay in ``runs/quickstart-seedN``.
 
 Results: ``studies/results/quickstart_seeds.json``.
 """

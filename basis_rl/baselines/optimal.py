@@ -90,7 +90,7 @@ class OptimalBaseline:
         if not self.is_on:
             return values, {}
         learnt_from = float(self.moments[0, 0, 0])
-        if not known or not learnt_from and self.degree:
+        if not known or (not learnt_from and self.degree):
             return (values[:, None] * mask if self.target == "optimal_token" else values), {}
         if self.degree == 0:
             c = self._coefficients(values[:1])

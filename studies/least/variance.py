@@ -182,11 +182,10 @@ def power(rewards: Tensor, baseline: Tensor, projections: Tensor) -> float:
 def learnt(
     rollouts: Rollouts, values: Tensor, target: Target, degree: int, energies: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """The baseline of all rollouts after batches of one rollout for each of 64 prompts."""
+    """The baseline of all rollouts after batches of one rollout for each of 64 prompts; `values` are ``(P, n)``."""
     found = OptimalBaseline("study", target, degree)
-    prompts = len(values) // (values.shape[1] if values.ndim == 2 else 1)
+    prompts, samples = values.shape
     flat = values.flatten()
-    samples = values.shape[1]
     for _ in range(BATCHES):
         rows = torch.randperm(prompts, generator=generator)[:BATCH] * samples
         rows = rows + torch.randint(samples, rows.shape, generator=generator)

@@ -1,0 +1,67 @@
+"""What the study of the least variance measures: powers of known policies, projections, chosen rates."""
+
+import pytest
+import torch
+
+from benchmarks.trainers import random_model
+from studies.least import training, variance
+
+
+def rollouts_of(rewards, energies):
+    mask = torch.ones((len(rewards), 1), dtype=torch.bool)
+    return variance.Rollouts(mask.long(), mask, 0 * mask.long(), rewards, energies[:, None], energies[:, None], {})
+
+
+@pytest.mark.parametrize("p", [0.2, 0.5, 0.75, 0.9])
+def test_of_two_answers_the_best_baseline_is_one_minus_the_value(p):
+    """A softmax of two logits: the squared score of an answer is twice the squared chance of the other one."""
+    samples = 40
+    chances = torch.full((8000,), p, dtype=torch.float64)
+    right = torch.bernoulli(chances, generator=torch.Generator().manual_seed(0))
+    score = torch.where(right == 1, 1 - p, -p)
+    projections = (2**0.5 * score)[:, None, None]
+    found = variance.baselines_of(rollouts_of(right, (2 * score**2).float()), samples)
+    torch.testing.assert_close(found["curve"].mean(), torch.tensor(1 - p, dtype=torch.float64), atol=0.05, rtol=0)
+    powers = {name: variance.power(right, b, projections) for name, b in found.items()}
+    value = variance.of_value(right, projections, samples)
+    exact = float((((right - p) * score) ** 2).mean() * 2)
+    assert value == pytest.approx(exact, rel=0.05)
+    assert powers["constant"] == pytest.approx(variance.power(right, 0 * right + 1 - p, projections), rel=0.02)
+    assert powers["constant"] <= min(powers[name] for name in ("none", "batch mean", "belief", "none, 1 and 2")) * 1.02
+
+
+def test_projections_are_the_gradients_of_each_token():
+    model = random_model(13, 8, 1, 2, inner=1).eval()
+    model.set_attn_implementation("eager")
+    ids = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 6, 7, 0]])
+    mask = torch.tensor([[True, True], [True, False]])
+    places = torch.tensor([[3, 4], [3, 4]])
+    empty = torch.zeros(2, 2)
+    rollouts = variance.Rollouts(ids, mask, places, torch.zeros(2), empty, empty.clone(), {})
+    found = variance.project(model, rollouts, None, 2)
+    generator = torch.Generator().manual_seed(0)
+    for k in range(2):
+        noise = {name: torch.randn(p.shape, generator=generator) for name, p in model.named_parameters()}
+        for row, token in mask.nonzero().tolist():
+            model.zero_grad()
+            place = int(places[row, token])
+            logits = model(input_ids=ids[row : row + 1, :place]).logits[0, -1]
+            logits.log_softmax(-1)[ids[row, place]].backward()
+            expected = sum(float((p.grad * noise[name]).sum()) for name, p in model.named_parameters())
+            assert float(found[row, token, k]) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert (found[1, 1] == 0).all()
+
+
+def test_a_rate_is_chosen_by_seeds_that_are_not_judged():
+    scale = training.Scale()
+    rows = []
+    for seed in (*training.TUNED, *training.JUDGED):
+        for rate in training.RATES:
+            # What is judged would choose the largest rate.
+            good = rate == 1e-4 if seed in training.TUNED else rate == 1e-3
+            accuracy = [0.3, 0.5 + 0.1 * good, 0.6 + 0.1 * good]
+            row = {"row": "none", "reward": "0/1", "rate": rate, "seed": seed, "steps": [0, 80, 400]}
+            rows.append({**row, "accuracy": accuracy, "pass": accuracy, "entropy": 1.0})
+    assert set(training.best_rates(rows, scale).values()) == {1e-4}
+    assert all(", 0.0001: " in line and "70.0" not in line for line in training.report(rows, scale))
+    assert not set(training.TUNED) & set(training.JUDGED)
