@@ -180,16 +180,14 @@ def best_rates(runs: Sequence[dict[str, Any]], scale: Scale) -> dict[tuple[str, 
 
 
 def runs_of(scale: Scale, output: Path, part: str, stored: Sequence[dict[str, Any]]) -> list[Planned]:
-    """All runs of a part; those that are judged follow from the stored ones of the other."""
+    """All runs of a part, which follow from what is stored of the first one."""
     plan = partial(planned, scale, output)
     if part == "tune":
-        return [
-            plan(row, kind, rate, seed)
-            for seed in TUNED
-            for kind, rows in RUN.items()
-            for row in rows
-            for rate in RATES
-        ]
+        cells = [(row, kind, rate) for kind, rows in RUN.items() for row in rows for rate in RATES]
+        # What has unlearnt the task with the first seed is not tried with the others.
+        worse = {(e["row"], e["reward"], e["rate"]) for e in stored if e["accuracy"][-1] < e["accuracy"][0]}
+        first = [plan(*cell, TUNED[0]) for cell in cells]
+        return first + [plan(*cell, seed) for seed in TUNED[1:] for cell in cells if cell not in worse]
     rates = best_rates(stored, scale)
     best = dict.fromkeys((row, kind, rate) for (row, kind, _), rate in rates.items())
     return [plan(*cell, seed) for seed in JUDGED for cell in best]
@@ -230,7 +228,8 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     else:
         one_thread()
         worker, workers = map(int, options.worker.split("/"))
-        tuned = runs_of(scale, options.output, "tune", ())
+        stored, _ = kept_runs(runs_of(scale, options.output, "tune", ()), 0)
+        tuned = runs_of(scale, options.output, "tune", stored)
         stored, _ = kept_runs(tuned, 0)
         chosen = tuned if options.part == "tune" else runs_of(scale, options.output, "judge", stored)
         kept_runs(chosen[worker::workers][:1] if options.quick else chosen[worker::workers])
