@@ -45,8 +45,8 @@ REWARDS: dict[str, tuple[Sample, tuple[float, float]]] = {
     "0/1 less 0.5": (lambda p, g: chance(p, p, g) - 0.5 * chance(0.5, p, g), (-0.25, 1.0)),
 }
 BASELINES: dict[str, Callable[[], Baseline]] = {
-    "basis_history": BasisHistory,
-    "basis_history, gaussian": lambda: BasisHistory(belief="gaussian"),
+    "basis_history": lambda: BasisHistory(target="value"),
+    "basis_history, gaussian": lambda: BasisHistory(belief="gaussian", target="value"),
     "spo": lambda: Spo(normalize=False),
 }
 

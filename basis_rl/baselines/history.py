@@ -67,8 +67,9 @@ class BasisHistory(TableBelief):
             Beta's value falls about as ``1 / n``, the filter's as ``n^(-1/2)``.
         lcb: k >= 0: ``b_i = max(V_i - k sd_i, 0)`` on the scale from 0 to 1, sd as `believed` before the batch. Below
             the value, right rollouts weigh more than wrong ones (Arnal et al., 2506.20520); still unbiased.
-        target: ``value``; ``optimal`` for ``b_i`` as the function of this value with the least variance of the gradient
-            (`OptimalBaseline`), or ``optimal_token`` for one of each token. What `believed` says does not change.
+        target: ``optimal`` takes for ``b_i`` the function of this value with the least variance of the gradient
+            (`OptimalBaseline`), ``optimal_token`` one for each token, ``value`` the value itself. What `believed` says
+            does not change.
         fixed_range: ``(low, high)`` of the rewards, for good. By default it is that of the table, or what the reward
             functions declare, or learnt, and rewards of earlier batches outside it widen it (`RewardRange`).
 
@@ -88,7 +89,7 @@ class BasisHistory(TableBelief):
         prior: Prior = "flat",
         belief: Belief = "beta",
         lcb: float = 0.0,
-        target: Target = "value",
+        target: Target = "optimal",
         fixed_range: Sequence[float] | None = None,
     ) -> None:
         bad_drift = drift != "auto" if isinstance(drift, str) else not drift >= 0

@@ -31,7 +31,9 @@ from studies.clock.tasks import TASKS, Task
 
 GROUPS = {"num_generations": 8}
 FRONTIER = {"prompt_sampler": "frontier", "prompt_sampler_kwargs": {"hard": 2, "easy": 1}}
-LCB = {"baseline_kwargs": {"lcb": 1}}
+# What was the default when these rows were measured.
+VALUE = {"target": "value"}
+LCB = {"baseline_kwargs": {"lcb": 1, **VALUE}}
 VLLM = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 512}
 # A row of the comparison: `GRPOTrainer` where there is no baseline, else ours with it.
 ROWS: dict[str, dict[str, Any]] = {
@@ -45,11 +47,11 @@ ROWS: dict[str, dict[str, Any]] = {
     "basis_history, frontier": {"baseline": "basis_history", **LCB, **FRONTIER},
     "basis_history with text, frontier": {
         "baseline": "basis_history",
-        "baseline_kwargs": {"lcb": 1, "prior": "text"},
+        "baseline_kwargs": {"lcb": 1, "prior": "text", **VALUE},
         "prompt_sampler": "frontier",
         "prompt_sampler_kwargs": {"hard": 2, "easy": 1, "floor": 0.005},
     },
-    "basis_history without lcb, frontier": {"baseline": "basis_history", **FRONTIER},
+    "basis_history without lcb, frontier": {"baseline": "basis_history", "baseline_kwargs": VALUE, **FRONTIER},
     "spo, frontier": {"baseline": "spo", **FRONTIER},
     "TRL, vLLM": {**GROUPS, **VLLM},
     "basis_history, frontier, vLLM": {"baseline": "basis_history", **LCB, **FRONTIER, **VLLM},

@@ -52,10 +52,11 @@ ROWS: dict[str, dict[str, str]] = {
     "batch_mean": {"baseline": "batch_mean", "baseline_kwargs": "{}", "num_generations": "1"},
     "ppo": {"baseline": "ppo", "baseline_kwargs": "{}", "num_generations": "1"},
 }
-# Without a table. Gaussian beliefs were the default when this was measured.
+# Without a table. Gaussian beliefs and the value as the target were the defaults when this was measured.
 GAUSSIAN, LCB = "basis_history, gaussian", "basis_history, lcb"
-ROWS[GAUSSIAN] = {**ROWS["none"], "baseline": "basis_history", "baseline_kwargs": '{"belief": "gaussian"}'}
-ROWS[LCB] = {**ROWS[GAUSSIAN], "baseline_kwargs": '{"lcb": 1}'}
+HISTORY = {**ROWS["none"], "baseline": "basis_history"}
+ROWS[GAUSSIAN] = {**HISTORY, "baseline_kwargs": '{"belief": "gaussian", "target": "value"}'}
+ROWS[LCB] = {**HISTORY, "baseline_kwargs": '{"lcb": 1, "target": "value"}'}
 # Pairs with and without a prompt sampler: those of ``--sampler``.
 FRONTIER = {"prompt_sampler": "frontier", "prompt_sampler_kwargs": '{"hard": 2, "easy": 1}'}
 SAMPLED = {

@@ -63,6 +63,8 @@ HISTORY, LCB, LCB_TABLE = "basis_history", "basis_history, lcb", "basis_history,
 # With ``belief: gaussian``, which was the default when most rows were measured.
 GAUSSIAN, TEXT = "basis_history, gaussian", "basis_history, text, gaussian"
 LCB_TEXT = "basis_history, text, lcb"
+# Without a table, Beta beliefs; the others have ``target: value``, which was the default when they were measured.
+OPTIMAL, OPTIMAL_TOKEN = "basis_history, optimal", "basis_history, optimal_token"
 HISTORY_TABLE = "basis_history, table, gaussian"
 # The baseline of a row, and its rollouts per prompt.
 ROWS: dict[str, tuple[str, int]] = {
@@ -73,6 +75,8 @@ ROWS: dict[str, tuple[str, int]] = {
     LCB: ("basis_history", 1),  # the same, and the baseline is their lower confidence bound
     LCB_TABLE: ("basis_history", 1),  # the same with a table
     LCB_TEXT: ("basis_history", 1),  # the same without a table, with the prior from the text
+    OPTIMAL: ("basis_history", 1),
+    OPTIMAL_TOKEN: ("basis_history", 1),
     TEXT: ("basis_history", 1),  # no table, but the prior from the text that the belief beside other baselines has
     "none": ("none", 1),
     "batch_mean": ("batch_mean", 1),
@@ -201,6 +205,8 @@ def scores_of(model: Any, tokenizer: Any, sets: dict[str, Dataset], samples: int
 def baseline_of(row: str, folder: Path) -> Baseline:
     """The baseline of a row; those of `TABLES` read the seed's value table."""
     settings: dict[str, Any] = {"values": folder / "values"} if row in TABLES else {}
+    if ROWS[row][0] == "basis_history":
+        settings["target"] = {OPTIMAL: "optimal", OPTIMAL_TOKEN: "optimal_token"}.get(row, "value")
     if row in (TEXT, LCB_TEXT):
         settings["prior"] = "text"
     if row in (GAUSSIAN, HISTORY_TABLE, TEXT):
