@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from basis_rl.__main__ import leave
-from basis_rl.baselines import BASELINES, Rloo
+from basis_rl.baselines import BASELINES, BatchMean, Rloo
 from basis_rl.samplers import Dynamic, Frontier
 from basis_rl.trainer import trainer as trainer_module
 from examples.custom_objective import simple
@@ -38,6 +38,8 @@ def wide_reward(completions, completion_ids, **kwargs):
 
 # They learn the range from the first batch, and the second one's advantages depend on it.
 LEARN_A_RANGE = {"basis_history", "spo"}
+# Signals that the policy and its gradients compute, in another order on two ranks.
+OF_POLICY = {"energies", "gradient_energies", "log_probs", "values"}
 
 
 class GivenRollouts(Keeps):
@@ -149,7 +151,7 @@ def refilled(output: Path, model: str, ranks: int) -> dict:
 
 # One for each optional field of a batch, and for each kind of advantage.
 SELECTED, SAMPLER = "frontier, corrected", Frontier(correct=True)
-FEW = ["rloo", "basis", "otb", "ppo", "remax", "bv_blend", "tokenwise", SELECTED]
+FEW = ["rloo", "basis", "otb", "ppo", "remax", "bv_blend", "tokenwise", "targeted", SELECTED]
 REST = [name for name in BASELINES if name not in FEW]
 
 
@@ -158,6 +160,8 @@ def main(output: Path, model: str, ranks: int, names: list[str]) -> None:
     results = {}
     for name in names:
         own = {"tokenwise": {"baseline": Tokenwise()}, SELECTED: {"baseline": Rloo(), "prompt_sampler": SAMPLER}}
+        # It learns the gradients of the first batch, and the second one's advantages depend on them.
+        own["targeted"] = {"baseline": BatchMean("optimal_token")}
         trainer = train(output, model, ranks, name, **own.get(name, {}))
         results[name] = [
             {
@@ -166,7 +170,7 @@ def main(output: Path, model: str, ranks: int, names: list[str]) -> None:
                 "group_ids": batch.group_ids,
                 "prompt_ids": batch.prompt_ids,
                 "action_mask": batch.action_mask,
-                "of_policy": bool({"energies", "log_probs", "values"} & trainer.baseline.requires),
+                "of_policy": bool(OF_POLICY & (trainer.baseline.requires | trainer.baseline.learns_from)),
             }
             for batch, advantages in trainer.kept
         ]
