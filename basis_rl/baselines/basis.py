@@ -124,7 +124,8 @@ class Basis(TargetedBaseline):
     def update(self, batch: RolloutBatch) -> None:
         candidates, _ = self._candidates(batch)
         if self.optimal.is_on:
-            self.optimal.learn(self._refined(candidates)[0], candidates.rewards, batch)
+            low, high = self.reward_range
+            self.optimal.learn(low + (high - low) * self._refined(candidates)[0], batch.rewards, batch, (low, high))
         # Older batches fade, because the policy that they came from has changed.
         self.curve = _FORGETTING * self.curve + candidates.over_grid(candidates.cross_entropy)
 
@@ -148,9 +149,8 @@ class Basis(TargetedBaseline):
         low, high = self.reward_range
         candidates, reference = self._candidates(batch)
         value, active, served, beta, loss = self._refined(candidates)
-        value, told = self.optimal(value, batch.action_mask)
-        served_rows = served.reshape(-1, *[1] * (value.ndim - 1))
-        baseline = torch.where(served_rows, low + (high - low) * value, 0.0)
+        baseline, told = self.optimal(low + (high - low) * value, batch.action_mask, self.reward_range)
+        baseline = torch.where(served.reshape(-1, *[1] * (baseline.ndim - 1)), baseline, 0.0)
         scorable = scorable_rows(batch)
         values = where_scorable(batch, less_baseline(batch.rewards, baseline))
         metrics = {

@@ -166,12 +166,7 @@ class BVBlend(TargetedBaseline):
         rewards = batch.rewards.double()
         scorable = scorable_rows(batch)
         baseline, scale, weight, mean, warm = self._blend(batch)
-        told: dict[str, float] = {}
-        if self.optimal.is_on:
-            known = self.range.known
-            start = self.range.scaled(baseline) if known else baseline
-            baseline, told = self.optimal(start, batch.action_mask, known)
-            baseline = self.range.unscaled(baseline) if known else baseline
+        baseline, told = self.optimal(baseline, batch.action_mask, self.range.known_ends)
         deviation = scale.reshape(-1, *[1] * (baseline.ndim - 1)) + self.eps
         values = where_scorable(batch, less_baseline(rewards, baseline) / deviation)
         count = scorable.sum().clamp(min=1)
@@ -204,8 +199,7 @@ class BVBlend(TargetedBaseline):
         if widened is not None:
             self.optimal.rescale(*widened)
         if self.range.known:
-            blend = self.range.scaled(self._blend(batch)[0])
-            self.optimal.learn(blend, self.range.scaled(batch.rewards), batch)
+            self.optimal.learn(self._blend(batch)[0], batch.rewards, batch, self.reward_range)
         rewards = batch.rewards.double()
         clusters = torch.tensor(self.clusters.assign(batch.prompt_ids, batch.prompt_texts))
         for cluster in clusters[~rewards.isnan()].unique().tolist():

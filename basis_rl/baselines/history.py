@@ -206,15 +206,6 @@ class BasisHistory(TableBelief):
         low, high = self.reward_range
         return self.range.unscaled(value), (high - low) ** 2 * spread.clamp(min=0.0)
 
-    def expected(self, prompt_ids: Sequence[str]) -> Tensor:
-        """Value of each prompt before the batch, the shift taken at its mean; on the scale from 0 to 1. ``(P,)``.
-
-        Unlike `believed`, which knows next to nothing of the shift before the first batch, and so is near one half.
-        """
-        mean, variance, _ = self._belief(prompt_ids)
-        own = torch.zeros_like(variance) if self.belief == "beta" else variance
-        return self.log_weights.exp() @ equations.expected_sigmoid(mean + self.shift_mean, own)
-
     def _log_prior(self) -> Tensor:
         return -0.5 * (self.shifts - self.shift_mean) ** 2 / (self.shift_variance + self.shift_drift)
 
@@ -238,7 +229,7 @@ class BasisHistory(TableBelief):
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         if not self.range.known:
-            baseline, _ = self.optimal(self.range.until_known(batch), batch.action_mask, known=False)
+            baseline, _ = self.optimal(self.range.until_known(batch), batch.action_mask, None)
             values = where_scorable(batch, less_baseline(batch.rewards, baseline))
             return Advantages(values=values, baseline=baseline, metrics=self.range.metrics())
         rewards = self.range.scaled(batch.rewards)
@@ -249,8 +240,7 @@ class BasisHistory(TableBelief):
         values = self._values(batch.prompt_ids, rewards, mean, variance, likelihood)
         shift, _ = equations.shift_posterior(likelihood, self._log_prior(), self.shifts)
         baseline = self._lowered(weights @ values, batch.prompt_ids, texts)
-        baseline, told = self.optimal(baseline, batch.action_mask)
-        baseline = self.range.unscaled(baseline)
+        baseline, told = self.optimal(baseline, batch.action_mask, self.reward_range)
         result = where_scorable(batch, less_baseline(batch.rewards, baseline))
         metrics = {
             "shift": float(shift),
@@ -264,12 +254,11 @@ class BasisHistory(TableBelief):
         return Advantages(values=result, baseline=baseline, metrics=metrics)
 
     def _lowered(self, values: Tensor, prompt_ids: Sequence[str], texts: Mapping[str, str] = NO_TEXTS) -> Tensor:
-        """``max(V - lcb sd, 0)``, ``(N,)``, on the scale from 0 to 1."""
-        if self.lcb == 0:
-            return values
-        low, high = self.reward_range
-        deviation = self.believed(prompt_ids, texts)[1].sqrt() / (high - low)
-        return (values - self.lcb * deviation).clamp(min=0.0)
+        """``V - lcb sd`` within the range of the rewards, ``(N,)``, in their units, of V on the scale from 0 to 1."""
+        lower = self.range.unscaled(values)
+        if self.lcb > 0:
+            lower = lower - self.lcb * self.believed(prompt_ids, texts)[1].sqrt()
+        return lower.clamp(min=self.reward_range[0])
 
     def update(self, batch: RolloutBatch) -> None:
         if self.text_prior is not None:
@@ -290,9 +279,8 @@ class BasisHistory(TableBelief):
         if rated and self.range.known:
             # Before the beliefs learn: the drifts are weighted by what they predicted.
             predicted = self._values(batch.prompt_ids, rewards, mean, variance, likelihood)
-            if self.optimal.is_on:
-                told = self._lowered(self.log_weights.exp() @ predicted, batch.prompt_ids)
-                self.optimal.learn(told, rewards, batch)
+            told = self._lowered(self.log_weights.exp() @ predicted, batch.prompt_ids)
+            self.optimal.learn(told, batch.rewards, batch, self.reward_range)
             residual = zeros.index_add(1, index, (rewards - values)[:, scored])
             count = zeros.index_add(1, index, torch.ones_like(values)[:, scored])
             # What the text tells learns from the same rewards, so only the rest of the variance is a prompt's own.

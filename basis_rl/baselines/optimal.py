@@ -14,6 +14,8 @@ from basis_rl.registry import check_choice
 from basis_rl.types import RolloutBatch
 
 Target = Literal["value", "optimal", "optimal_token"]
+Ends = tuple[float, float]
+UNIT: Ends = (0.0, 1.0)
 # Each batch counts 0.97 of the next one: how the energies of right and wrong rollouts compare moves slowly.
 _FORGETTING = 0.97
 # How many rollouts of mean energy the prior is worth.
@@ -76,48 +78,53 @@ class OptimalBaseline:
         whole = weighted_regression(self.moments[:1], prior, _PRIOR)
         return torch.cat([whole, weighted_regression(self.moments[1:], whole, _PRIOR)])
 
-    def __call__(self, values: Tensor, mask: Tensor, known: bool = True) -> tuple[Tensor, dict[str, float]]:
+    def __call__(self, values: Tensor, mask: Tensor, ends: Ends | None = UNIT) -> tuple[Tensor, dict[str, float]]:
         """The baseline of each rollout, or of each of its tokens, from the state before the batch.
 
         Args:
-            values: ``(N,)`` V, on the scale from 0 to 1 (with ``degree=0``: what b is before the first rollout).
+            values: ``(N,)`` V, in reward units (with ``degree=0``: what b is before the first rollout).
             mask: ``(N, T)`` bool, the actions.
-            known: whether the range of the rewards is. Until then, and before the first rollout, b is the value.
+            ends: range of the rewards; None until it is known. Until then, and before the first rollout, b is V.
 
         Returns:
-            ``(N,)``, or with ``optimal_token`` ``(N, T)``; and the metrics. With ``value`` what was given, and none.
+            ``(N,)``, or with ``optimal_token`` ``(N, T)``, in reward units; and the metrics. With ``value`` what was
+            given, and none.
         """
-        if not self.is_on:
-            return values, {}
         learnt_from = float(self.moments[0, 0, 0])
-        if not known or (not learnt_from and self.degree):
+        if not self.is_on or ends is None or (not learnt_from and self.degree):
             return (values[:, None] * mask if self.target == "optimal_token" else values), {}
+        low, high = ends
         if self.degree == 0:
             c = self._coefficients(values[:1])
             found = c.T.expand(len(values), -1)
             metrics = {"constant": float(c[0])}
         else:
             c = self._coefficients(torch.eye(self.degree + 1, dtype=torch.float64)[1])
-            found = (self._features(values) @ c.T).clamp(_MARGIN, 1 - _MARGIN)
+            found = (self._features((values - low) / (high - low)) @ c.T).clamp(_MARGIN, 1 - _MARGIN)
             shown = self._features(torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)) @ c[0]
             metrics = dict(zip(("at_0", "at_0.5", "at_1"), shown.clamp(0.0, 1.0).tolist(), strict=True))
         metrics["learnt_from"] = learnt_from
+        found = low + (high - low) * found
         if self.target == "optimal":
             return found[:, 0], metrics
         # An action later than any before has the c of whole rollouts.
         later = found[:, :1].expand(-1, max(1, mask.shape[1] - (len(c) - 1)))
         return unalign(torch.cat([found[:, 1:], later], dim=1), mask), metrics
 
-    def learn(self, values: Tensor, rewards: Tensor, batch: RolloutBatch) -> None:
+    def learn(self, values: Tensor, rewards: Tensor, batch: RolloutBatch, ends: Ends = UNIT) -> None:
         """Take in a batch.
 
         Args:
             values: ``(N,)`` as in `__call__`, told before the batch was seen.
-            rewards: ``(N,)`` on the same scale; NaN is left out.
+            rewards: ``(N,)``; NaN is left out.
             batch: with gradient energies; without them, as what a sampler discarded, nothing is learnt.
+            ends: range of the rewards.
         """
         if not self.is_on or batch.gradient_energies is None:
             return
+        values, rewards = ((each.double() - ends[0]) / (ends[1] - ends[0]) for each in (values, rewards))
+        if self.degree:
+            rewards = rewards.clamp(0.0, 1.0)
         weights = align(batch.gradient_energies.double(), batch.action_mask)
         whole = weights.sum(dim=1, keepdim=True)
         known = ~rewards.isnan() & (whole[:, 0] > 0)
@@ -125,7 +132,7 @@ class OptimalBaseline:
             whole = torch.cat([whole, weights], dim=1)
         if not bool(known.any()):
             return
-        z = torch.cat([self._features(values[known]), rewards[known, None].double()], dim=1)
+        z = torch.cat([self._features(values[known]), rewards[known, None]], dim=1)
         weights = whole[known]
         own = weights[:, :1]
         others = (own.sum() - own) / max(1, len(own) - 1)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +44,10 @@ class RewardRange:
     @property
     def known(self) -> bool:
         return self.ends is not None and self.ends[0] < self.ends[1]
+
+    @property
+    def known_ends(self) -> tuple[float, float] | None:
+        return self.ends if self.known else None
 
     @property
     def span(self) -> tuple[float, float]:
@@ -130,9 +133,3 @@ class TableBelief(TargetedBaseline):
         self.range.declare(run.reward_range)
         if self.values is not None:
             self.values.check(run, accept_mismatch=self.accept_mismatch)
-
-
-def with_range(belief: object, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A belief's saved `state`; where it was saved by a version without ranges, with the range of then added."""
-    learnt = getattr(belief, "range", None)
-    return {"reward_range": learnt.span, **state} if isinstance(learnt, RewardRange) else state

@@ -82,11 +82,6 @@ class Spo(TableBelief):
         rows = [self.trackers.get(name, (0.5, 0.5))[:2] for name in prompt_ids]
         return torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
 
-    def _fractions(self, prompt_ids: Sequence[str]) -> Tensor:
-        """``(N,)`` v, on the scale from 0 to 1."""
-        alpha, beta = self._tracked(prompt_ids).T
-        return alpha / (alpha + beta)
-
     def believed(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Mean and variance of the value of each prompt, those of its Beta, in reward units. ``(P,), (P,)`` float64."""
         alpha, beta = self._tracked(prompt_ids).T
@@ -98,8 +93,7 @@ class Spo(TableBelief):
     def advantages(self, batch: RolloutBatch) -> Advantages:
         rewards = batch.rewards.double()
         scorable = scorable_rows(batch)
-        known_range = self.range.known
-        tracked = self.believed(batch.prompt_ids)[0] if known_range else self.range.until_known(batch)
+        tracked = self.believed(batch.prompt_ids)[0] if self.range.known else self.range.until_known(batch)
         away = (rewards - tracked)[scorable]
         baseline = tracked
         scale: Tensor | float = 1.0
@@ -109,9 +103,7 @@ class Spo(TableBelief):
             scale = away.std() + 1e-8
         told: dict[str, float] = {}
         if self.optimal.is_on:
-            start = self._fractions(batch.prompt_ids) if known_range else tracked
-            baseline, told = self.optimal(start, batch.action_mask, known_range)
-            baseline = self.range.unscaled(baseline) if known_range else baseline
+            baseline, told = self.optimal(tracked, batch.action_mask, self.range.known_ends)
         values = where_scorable(batch, less_baseline(batch.rewards, baseline) / scale)
         known = [name in self.trackers for name in batch.prompt_ids]
         metrics = {"tracked": float(tracked.mean()), "known": sum(known) / max(1, len(known)), **told}
@@ -125,7 +117,7 @@ class Spo(TableBelief):
         if not self.range.known:
             return
         rewards = self.range.scaled(batch.rewards)
-        self.optimal.learn(self._fractions(batch.prompt_ids), rewards, batch)
+        self.optimal.learn(self.believed(batch.prompt_ids)[0], batch.rewards, batch, self.reward_range)
         rows: dict[str, list[int]] = {}
         # Not only scorable rows: the reward of a rollout whose tokens are masked (`mask_truncated_completions`) counts.
         for row in (~batch.rewards.isnan()).nonzero().flatten().tolist():

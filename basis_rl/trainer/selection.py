@@ -21,7 +21,7 @@ from torch import Tensor
 from trl.trainer.utils import RepeatSampler
 
 from basis_rl.baselines import Baseline, BasisHistory
-from basis_rl.baselines.reward_range import RewardRange, with_range
+from basis_rl.baselines.reward_range import RewardRange
 from basis_rl.data import problem_text
 from basis_rl.run.errors import SelectionFailed
 from basis_rl.samplers import Draw, PromptSampler, ValueBelief, sampler_name
@@ -330,7 +330,7 @@ class Selection:
         """Restore `state_dict`'s result. If the baseline of the saved run was the belief, there is none to restore."""
         self.sampler.load_state_dict(state["sampler"])
         if self.own_belief is not None and state["belief"] is not None:
-            self.own_belief.load_state_dict(with_range(self.own_belief, state["belief"]))
+            self.own_belief.load_state_dict(state["belief"])
         self.seen = state["seen"].clone()
         self._draws = {int(number): Draw(*fields) for number, fields in state["draws"].items()}
 

@@ -15,7 +15,6 @@ from datasets import Dataset
 from torch import Tensor
 
 from basis_rl.baselines import Baseline, baseline_name
-from basis_rl.baselines.reward_range import with_range
 from basis_rl.data.prompts import IMAGES
 from basis_rl.engine.template_day import template_day
 from basis_rl.identity import ID_SCHEME, check_scheme, written
@@ -75,7 +74,7 @@ def load_baseline(folder: str | Path, baseline: Baseline, dataset: str | None = 
             f"'{folder}' was saved while training on other prompts (their hash is {there}, this run's is {dataset}). "
             "Resume with the same dataset, in the same order, or start a new run from the checkpoint's model."
         )
-    baseline.load_state_dict(with_range(baseline, content["state"]))
+    baseline.load_state_dict(content["state"])
     return int(content["step"])
 
 
@@ -130,10 +129,8 @@ class PendingBatches:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._waiting = []
-        # Versions that did not keep discarded rollouts wrote two entries.
-        for used_up, batch, *rest in state["waiting"]:
-            discarded = RolloutBatch(**rest[0]) if rest and rest[0] else None
-            self.add(RolloutBatch(**batch), used_up, discarded)
+        for used_up, batch, discarded in state["waiting"]:
+            self.add(RolloutBatch(**batch), used_up, discarded and RolloutBatch(**discarded))
 
 
 def resumed_step(state: Mapping[str, Any], *, ranks: int, generate_every: int) -> int:

@@ -7,7 +7,7 @@ import torch
 
 from basis_rl.baselines import BasisHistory, BVBlend, Spo
 from basis_rl.baselines.base import less_baseline
-from basis_rl.baselines.reward_range import RewardRange, with_range
+from basis_rl.baselines.reward_range import RewardRange
 from basis_rl.rewards.base import RewardError, check_reward, declared_range
 from basis_rl.rewards.registry import build_reward
 from basis_rl.types import RunContext
@@ -145,16 +145,6 @@ def test_the_range_survives_a_resume(kind, rewards):
         each.update(after)
     assert first.reward_range == again.reward_range == (2.0, 9.0)
     assert torch.equal(first.advantages(after).values, again.advantages(after).values)
-
-
-def test_a_state_from_before_ranges_were_learnt_is_of_0_and_1():
-    saved = {
-        name: value for name, value in BasisHistory(fixed_range=(0, 1)).state_dict().items() if "range" not in name
-    }
-    found = BasisHistory()
-    found.load_state_dict(with_range(found, saved))
-    assert found.range.known
-    assert found.reward_range == (0.0, 1.0)
 
 
 def rewarding(given):
