@@ -5,16 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from shlex import quote
 from typing import Any
 
-# How prompt ids are made; every file that holds some says by which scheme. Those that do not say are of scheme 1, in
-# which the id was made from the prompt's text alone.
+# How prompt ids are made; every file that holds some says by which scheme.
 ID_SCHEME = 2
 
 
-class OlderIds(ValueError):
+class OtherIds(ValueError):
     """What was loaded has prompt ids of another scheme."""
 
 
@@ -60,16 +57,11 @@ def _as_text(value: Any) -> str:
     return value.tobytes().hex() if hasattr(value, "tobytes") else str(value)
 
 
-def check_scheme(what: str, scheme: Any, folder: str | Path, recipe: str = " RECIPE") -> None:
-    """Refuse `what` if its prompt ids are of another scheme than today's; None is that of a file that does not say.
+def check_scheme(what: str, scheme: Any) -> None:
+    """Refuse `what` if its prompt ids are of another scheme than today's.
 
     Raises:
-        OlderIds: names the command that converts the `folder`, and whether that needs a recipe.
+        OtherIds: they are.
     """
-    if scheme is not None and scheme != ID_SCHEME:
-        raise OlderIds(f"{what} was written by a newer basis-rl (id_scheme {scheme}, here {ID_SCHEME}). Upgrade it.")
-    if scheme is None:
-        raise OlderIds(
-            f"{what} was written by an older basis-rl, to which prompts of one text were one problem (id_scheme 1, now "
-            f"{ID_SCHEME}). Convert it, as a folder on this machine: `basis-rl convert {quote(str(folder))}{recipe}`."
-        )
+    if scheme != ID_SCHEME:
+        raise OtherIds(f"{what} names problems by another id_scheme ({scheme}, here {ID_SCHEME}). Make it anew.")

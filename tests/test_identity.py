@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from basis_rl.identity import OlderIds, check_scheme, prompt_id, row_id
+from basis_rl.identity import OtherIds, check_scheme, prompt_id, row_id
 from basis_rl.rewards import CodeReward, ExactReward, MathVerifyReward
 from basis_rl.rewards.base import read_columns
 from basis_rl.trainer.gather import prompt_ids_of
@@ -124,8 +124,7 @@ def test_what_an_environment_is_reset_with_counts(factory, reads, tmp_path):
 
 
 def test_other_schemes_are_refused_by_name():
-    check_scheme("The table", 2, "t")
-    with pytest.raises(OlderIds, match=r"The table was written by an older basis-rl.*`basis-rl convert t RECIPE`"):
-        check_scheme("The table", None, "t")
-    with pytest.raises(OlderIds, match="by a newer basis-rl"):
-        check_scheme("The table", 3, "t")
+    check_scheme("The table", 2)
+    for other in (None, 3):
+        with pytest.raises(OtherIds, match=r"The table names problems by another id_scheme.*Make it anew"):
+            check_scheme("The table", other)

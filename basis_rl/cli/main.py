@@ -24,7 +24,6 @@ COMMANDS = {
     "clusters": "build the prompt codebook that BV-Blend needs, with a sentence encoder and K-means",
     "eval": "evaluate a model on benchmarks or your own data: avg@k, pass@k, maj@k, every rollout kept",
     "push": "push a run's folder to the Hub, for example after an evaluation or a failed push",
-    "convert": "convert value tables, codebooks, checkpoints and evaluations of an older version",
     "check": "check a recipe before you spend anything on it, or a part of your own (module:name)",
 }
 # Commands that several ranks would each run whole, and what to do for several GPUs.

@@ -245,19 +245,6 @@ def push_parser(add: Add) -> None:
 
 
 @_command
-def convert_parser(add: Add) -> None:
-    """Converts a folder of an older version in place: a value table, a prompt codebook, the checkpoints of a run, or an
-    evaluation. Older versions took prompts with the same text for one problem, and gave it another prompt_id. A table's
-    rewards and a run's beliefs go to the first row with that text.
-
-    The problems are those of a recipe, by default the one that the run was trained with. An evaluation needs no recipe.
-    """
-    add("folder", type=Path, help="A table, codebook, checkpoint, evaluation, or the output_dir of a run.")
-    add("recipe", nargs="?", help="The recipe that it was made with. The default is FOLDER's own.")
-    add("--own_ids", action="store_true", help="In place of a recipe, if the data set has its own column prompt_id.")
-
-
-@_command
 def serve_parser(add: Add) -> None:
     """Starts a vLLM server that training can generate with, waits until it is healthy, and stops it on Ctrl-C or
     SIGTERM. Unknown options are passed to vLLM: --tensor-parallel-size 4, --gpu-memory-utilization 0.9.

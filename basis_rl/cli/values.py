@@ -16,7 +16,7 @@ from huggingface_hub import get_token
 from basis_rl.cli.main import LOST, STOPPED, fail
 from basis_rl.engine import ServersLost
 from basis_rl.engine.server import ServerError
-from basis_rl.identity import OlderIds
+from basis_rl.identity import OtherIds
 from basis_rl.recipe import build
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
@@ -110,16 +110,11 @@ class Job:
         """The table, if an earlier call or another process has made it with the same settings."""
         try:
             table = ValueTable.load(self.output) if self.output.is_dir() else None
-        except OlderIds:
+        except OtherIds:
             raise
         except ValueError:
             return None
         asked = self.shards.identity
-        if table is not None and "id_scheme" not in table.provenance:
-            # A converted table: its record names the problems by their old ids, so compare the problems themselves.
-            asked = {key: asked[key] for key in asked.keys() & table.provenance.keys() - {"dataset"}}
-            fingerprints = self.plan.fingerprints(self.tokenizer).items()
-            table = table if fingerprints <= table.fingerprints.items() else None
         if table is None or any(table.provenance.get(k) != v for k, v in asked.items()):
             return None
         self._put_away()

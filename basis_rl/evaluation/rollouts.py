@@ -60,7 +60,7 @@ class RolloutFile:
         settings: all that the rollouts depend on.
 
     Raises:
-        OlderIds: there are rollouts whose problems have ids of another scheme.
+        OtherIds: there are rollouts whose problems have ids of another scheme.
         ValueError: there are rollouts that were drawn with other settings.
     """
 
@@ -112,10 +112,10 @@ def kept_settings(path: Path) -> dict[str, Any]:
     """The settings of the rollouts that lie beside the file `path`.
 
     Raises:
-        OlderIds: their problems have ids of another scheme.
+        OtherIds: their problems have ids of another scheme.
     """
     settings: dict[str, Any] = json.loads(path.read_text())
-    check_scheme(f"The evaluation '{path}'", settings.get("id_scheme"), path.parent, recipe="")
+    check_scheme(f"The evaluation '{path}'", settings.get("id_scheme"))
     return settings
 
 

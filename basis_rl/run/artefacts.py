@@ -145,14 +145,12 @@ class Kind:
         shutil.rmtree(old, ignore_errors=True)
         return path
 
-    def open(
-        self, path_or_hub_id: str | Path, revision: str | None = None, *, any_ids: bool = False
-    ) -> tuple[Path, dict[str, Any]]:
+    def open(self, path_or_hub_id: str | Path, revision: str | None = None) -> tuple[Path, dict[str, Any]]:
         """The folder, local or from a dataset repository on the Hub (``owner/name``), and its metadata.
 
         Raises:
             MissingArtefact: neither a folder nor a repository that can be read.
-            OlderIds: its prompt ids are of another scheme, and not `any_ids`.
+            OtherIds: its prompt ids are of another scheme.
             ValueError: it is of another kind, or of a newer format.
         """
         folder = Path(path_or_hub_id)
@@ -166,8 +164,7 @@ class Kind:
             version = int(metadata["format"])
         if version > self.format:
             raise ValueError(f"'{folder}' was written by a newer basis-rl (format {version}). Upgrade it.")
-        if not any_ids:
-            check_scheme(f"The {self.what} '{path_or_hub_id}'", metadata.get("id_scheme"), folder)
+        check_scheme(f"The {self.what} '{path_or_hub_id}'", metadata.get("id_scheme"))
         return folder, metadata
 
     @contextmanager

@@ -67,7 +67,7 @@ def load_baseline(folder: str | Path, baseline: Baseline, dataset: str | None = 
             f"'{folder}' was saved with the baseline {content['baseline']}, this run has {type(baseline).__name__}. "
             "Resume with the same baseline, or start a new run from the checkpoint's model."
         )
-    check_scheme(f"'{folder}'", content.get("id_scheme"), folder)
+    check_scheme(f"'{folder}'", content.get("id_scheme"))
     there = content.get("dataset")
     if dataset is not None and there is not None and dataset != there:
         raise ValueError(
@@ -335,7 +335,7 @@ def compare_settings(folder: str | Path, now: Mapping[str, Any], allow: bool) ->
     before = saved_settings(folder)
     if not before:
         return []
-    check_scheme(f"'{folder}'", before["data"].get("id_scheme"), folder)
+    check_scheme(f"'{folder}'", before["data"].get("id_scheme"))
     # Older versions kept these two elsewhere, or not at all.
     late = {key: before["free"].get(key, now["fixed"][key]) for key in ("reward", _CODE)}
     fixed = {**late, **before["fixed"]}
