@@ -88,16 +88,14 @@ def test_batches_wait_until_they_are_used_up_and_leave_oldest_first():
     assert [batch.step for batch, _ in pending.due(99)] == []
 
 
-def test_waiting_batches_are_restored_those_of_older_checkpoints_too():
+def test_waiting_batches_are_restored():
     pending, again = waiting(4), PendingBatches()
-    ((used_up, batch, _),) = pending._waiting
+    ((_, batch, _),) = pending._waiting
     pending.add(batch, 8, discarded=replace(batch, rewards=torch.zeros(1)))
     again.load_state_dict(pending.state_dict())
     (_, none), (_, discarded) = again.due(8)
     assert none is None
     assert discarded.rewards.tolist() == [0.0]
-    again.load_state_dict({"waiting": [(used_up, vars(batch))]})
-    assert [(each.step, discarded) for each, discarded in again.due(4)] == [(0, None)]
 
 
 def test_batches_that_are_drawn_again_are_forgotten():
