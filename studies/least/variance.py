@@ -1,13 +1,17 @@
 """Which baseline gives a rollout's gradient the least variance?
 
-    python -m studies.least.variance TASK=FOLDER [...] [--problems 128] [--samples 16] [--directions 16] [--quick]
+    python -m studies.least.variance [TASK=FOLDER ...] [--problems 128] [--samples 16] [--directions 16]
 
-TASK is ``quickstart``, ``selection`` or ``smollm2``: whose problems the policy in FOLDER gets. For `--problems` of
-them, `--samples` rollouts each at temperature 1, the gradient of every token's log-probability is projected onto random
-directions. The power of a rollout's gradient, ``E[(sum_t (r - b_t) s_t . d)^2]``, is compared between baselines: all
-leave the expected gradient as it is, so they differ in power as in variance. Two kinds of directions: the same size for
-every weight; and each weight divided by the root mean square of its gradient, as Adam's steps are. A rollout counts at
-most as much as the 99 % quantile of all, since steps clip the gradient too.
+TASK is ``quickstart``, ``selection`` or ``smollm2``: whose problems the policy in FOLDER gets. Without any, the
+policies are those of `MADE`, which are made in the output folder: warm starts, and after some steps of `basis_history`.
+Those of SmolLM2 are the model of `make smollm2` and checkpoints of ``basis-rl train examples/smollm2/smollm2.yaml
+--bf16 true --max_steps 160 --save_steps 40 --save_total_limit 4``.
+
+For `--problems` problems, `--samples` rollouts each at temperature 1, the gradient of every token's log-probability is
+projected onto random directions. The power of a rollout's gradient, ``E[(sum_t (r - b_t) s_t . d)^2]``, is compared
+between baselines: all leave the expected gradient as it is, so they differ in power as in variance. Two kinds of
+directions: the same size for every weight; and each weight divided by the root mean square of its gradient, as Adam's
+steps are. A rollout counts at most as much as the 99 % quantile of all, since steps clip the gradient too.
 
 - ``value``: each prompt's true value (unbiased, by pairs of the other rollouts). All powers are shares of its own.
 - ``none``; ``batch mean``; with rewards of -1 and 1, and of 1 and 2, which for `none` are other baselines.
@@ -17,7 +21,7 @@ most as much as the 99 % quantile of all, since steps clip the gradient too.
   prompt's other rollouts for V; ``curve, logit energies`` with OTB's energies in place of the gradient's.
 - ``RLOO, G = 8``: the mean of seven other rollouts.
 
-Results: ``studies/results/least_variance.json``.
+Results: ``studies/results/least_variance.json``; of given policies ``least_variance_TASK.json``.
 """
 
 from __future__ import annotations
@@ -34,19 +38,25 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
+from basis_rl.baselines import build_baseline
 from basis_rl.baselines.optimal import OptimalBaseline, Target
 from basis_rl.engine import Sampling, prompt_tokens, sample
 from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.types import RolloutBatch
 from benchmarks.common import one_thread
+from benchmarks.trainers import quiet
+from examples.quickstart.warm_start import save
 from examples.smollm2 import problems as arithmetic
 from studies.least.training import Scale, problems_of, reward_of
 from studies.runs import placed, save_table, study_parser
 from studies.selection import task as selection
-from studies.small_policy import TOKENS
+from studies.small_policy import TOKENS, trainer_for
+from studies.training import quickstart_model, train_to_the_end
 
 ROWS = 64  # rollouts that a model is called with
 BATCH, BATCHES = 64, 100
+# Tasks, and the steps after which their policies are measured.
+MADE = (("quickstart", 0), ("quickstart", 80), ("quickstart", 400), ("selection", 0), ("selection", 80))
 CLIPPED = 0.99  # quantile of the rollouts' powers above which they are scaled down to it
 
 
@@ -263,8 +273,7 @@ def ratios_by_value(rollouts: Rollouts, norms: Tensor, samples: int) -> dict[str
 def measure(name: str, folder: Path, count: int, samples: int, directions: int) -> Iterator[dict[str, Any]]:
     """A row for each kind of direction."""
     set_seed(0)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    model, tokenizer = loaded(folder)
     rollouts = drawn(model, tokenizer, name, count, samples)
     squares = measure_energies(model, rollouts)
     # What never had a gradient has none to project.
@@ -298,24 +307,63 @@ def measure(name: str, folder: Path, count: int, samples: int, directions: int) 
         }
 
 
+def made(task: str, steps: int, output: Path) -> Path:
+    """The folder of a policy after so many steps of 64 rollouts, each step from where the last ones ended."""
+    folder = output / f"{task}{steps}"
+    if (folder / "config.json").is_file():
+        return folder
+    before = max((each for name, each in MADE if name == task and each < steps), default=None)
+    if task == "selection":
+        prompts = selection.datasets(selection.TASKS["mixed"], 1024, 0)[0]
+        reward: Any = selection.reward
+        length, rate = selection.TOKENS, 6e-4
+    else:
+        prompts = problems_of(Scale(), held_out=False)
+        reward = reward_of("0/1")
+        length, rate = TOKENS, 3e-4
+    if before is None:
+        if task == "selection":
+            selection.warm_model(prompts, "mixed", 0, folder, 1500)
+        else:
+            quickstart_model(prompts, 0, folder, until=Scale.warm_start[0], max_steps=Scale.warm_start[1])
+        return folder
+    model, tokenizer = loaded(made(task, before, output))
+    set_seed(0)
+    trainer = trainer_for(
+        model, tokenizer, prompts, build_baseline("basis_history"), output / "run", reward, num_generations=1,
+        steps_per_generation=1, per_device_train_batch_size=BATCH, max_steps=steps - before, learning_rate=rate,
+        seed=steps, max_completion_length=length, overwrite_output_dir=True,
+    )  # fmt: skip
+    train_to_the_end(quiet(trainer))
+    save(model, tokenizer, folder)
+    return folder
+
+
+def loaded(folder: Path) -> tuple[Any, Any]:
+    """Model and tokenizer; with an attention that has forward derivatives."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return model, AutoTokenizer.from_pretrained(folder, padding_side="left")
+
+
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     """Measure, print and save."""
     parser = study_parser(__doc__, "least_variance")
-    parser.add_argument("policies", nargs="+", metavar="TASK=FOLDER")
+    parser.add_argument("policies", nargs="*", metavar="TASK=FOLDER")
     parser.add_argument("--problems", type=int, default=128)
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--directions", type=int, default=16)
     options = placed(parser.parse_args(argv))
     one_thread()
     rows: list[dict[str, Any]] = []
-    for policy in options.policies:
+    for policy in options.policies or [f"{task}={made(task, steps, options.output)}" for task, steps in MADE]:
         task, folder = policy.split("=", 1)
         for row in measure(task, Path(folder), options.problems, options.samples, options.directions):
             rows.append(copy.deepcopy(row))
             told = ", ".join(f"{key} {each:.3f}" for key, each in row["power"].items())
             print(f"{policy}, {row['directions']}: {row['right']:.2f} right; {told}", flush=True)
     size: Sequence[str] = ("problems", "samples", "directions")
-    save_table("least_variance", {key: getattr(options, key) for key in size}, rows, options.results)
+    name = f"least_variance_{rows[0]['task']}" if options.policies else "least_variance"
+    save_table(name, {key: getattr(options, key) for key in size}, rows, options.results)
     return rows
 
 

@@ -56,7 +56,7 @@ def test_values_and_variance_are_measured_on_the_selection_study_s_policy(tmp_pa
     rows = variance.main([f"selection={policy}", *sizes])
     assert [row["directions"] for row in rows] == ["plain", "Adam"]
     assert all(row["power"]["none, 1 and 2"] > row["power"]["none"] > 0 for row in rows)
-    assert read_table(tmp_path / "least_variance.json")[0]["samples"] == 9
+    assert read_table(tmp_path / "least_variance_selection.json")[0]["samples"] == 9
 
 
 def test_the_training_of_targets_runs_and_resumes(tmp_path):
