@@ -1,12 +1,15 @@
 """Does the quickstart learn with every seed?
 
-    python -m studies.quickstart_seeds [--seeds 0 1 2] [--quick]
+    python -m studies.quickstart_seeds [--seeds 0 1 2] [--rates 3e-5 ...] [--quick]
 
 Runs the whole quickstart (`examples.quickstart.run`) once for each seed, and then what it suggests as the next step:
 BASIS with one rollout per prompt and a value table, as in its paper. Measured is the accuracy of sampled rollouts on
 held-out problems. The models stay in ``runs/quickstart-seedN``.
 
-Results: ``studies/results/quickstart_seeds.json``.
+With ``--rates``, only the quickstart's own two runs, at each of these learning rates: how those in its recipes were
+chosen, by seeds that it does not show (``--seeds 1 2 --rates 3e-5 1e-4 3e-4 1e-3``).
+
+Results: ``studies/results/quickstart_seeds.json``, with ``--rates`` ``quickstart_rates.json``.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Any
 
 from benchmarks.common import save
 from examples.quickstart.run import evaluations
-from studies.runs import placed, study_parser
+from studies.runs import placed, save_table, study_parser
 from studies.training import RECIPE
 
 QUICK = {"dataset_kwargs.size": 400, "max_steps": 4, "per_device_train_batch_size": 32, "values_num_rollouts": 2}
@@ -39,15 +42,31 @@ def run_seed(seed: int, output: Path, overrides: list[str]) -> dict[str, Any]:
     return summary
 
 
+def run_rate(seed: int, rate: float, output: Path, overrides: list[str]) -> dict[str, Any]:
+    """The accuracies of the quickstart's two runs at the end, both at this learning rate."""
+    asked = ["--seed", str(seed), "--output_dir", str(output), "--learning_rate", str(rate), *overrides]
+    subprocess.run([sys.executable, "-m", "examples.quickstart.run", *asked], check=True)
+    accuracy = json.loads((output / "summary.json").read_text())["accuracy"]
+    return {"seed": seed, "rate": rate, **{name: list(points.values())[-1] for name, points in accuracy.items()}}
+
+
 def main(argv: list[str] | None = None) -> None:
     """Measure, print and save."""
     parser = study_parser(__doc__, "quickstart_seeds")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rates", type=float, nargs="+")
     options = placed(parser.parse_args(argv), parser.parse_args([]))
     results = []
+    quick = [word for key, value in QUICK.items() if options.quick for word in (f"--{key}", str(value))]
+    if options.rates:
+        chosen = [(seed, rate) for seed in options.seeds for rate in options.rates]
+        results = [run_rate(seed, rate, options.output / "rate", quick) for seed, rate in chosen]
+        for row in results:
+            print(row)
+        save_table("quickstart_rates", {}, results, options.results)
+        return
     for seed in options.seeds:
         output = (options.output if options.quick else Path("runs")) / f"quickstart-seed{seed}"
-        quick = [word for key, value in QUICK.items() if options.quick for word in (f"--{key}", str(value))]
         results.append(run_seed(seed, output, quick))
     for row in results:
         found = [f"{name} {100 * list(points.values())[-1]:.1f}" for name, points in row["accuracy"].items()]
