@@ -131,6 +131,7 @@ class GradientEnergies:
     def __init__(self, policy: Any) -> None:
         plain: Any = policy.get_base_model() if is_peft_model(policy) else policy
         self._modules = [module for module in plain.base_model.modules() if not any(module.children())]
+        self.warned = False
 
     @staticmethod
     def prepare(output: Output) -> None:
@@ -165,10 +166,17 @@ class GradientEnergies:
         if entered and entered[0].requires_grad:
             entered[0].register_hook(energies)
 
-    @staticmethod
-    def taken(micro_batches: Sequence[Output]) -> Tensor:
-        """``(B, T)`` of the rank's generation batch, in the order of `prepare`."""
+    def taken(self, micro_batches: Sequence[Output]) -> Tensor:
+        """``(B, T)`` of the rank's generation batch, ordered as in `prepare`; warns once if the loss tells nothing."""
         found = torch.cat([each["gradient_energies"] for each in micro_batches])
+        if not self.warned and not found.any() and any(bool(each["advantages"].any()) for each in micro_batches):
+            self.warned = True
+            if PartialState().is_main_process:
+                _logger.warning(
+                    "The loss has no gradient in what the policy's last layer returns: nothing below the head is "
+                    "trained, or another kernel computes the loss (use_liger_kernel). So the baseline cannot learn its "
+                    "target and stays the value. Set baseline_kwargs: {target: value}, or change that."
+                )
         return found[torch.cat([each["row"] for each in micro_batches]).argsort()]
 
 

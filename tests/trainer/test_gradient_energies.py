@@ -6,7 +6,7 @@ from peft import LoraConfig
 
 from basis_rl.baselines import BatchMean, build_baseline
 from basis_rl.trainer import BasisTrainer
-from tests.support.tiny import tiny_trainer
+from tests.support.tiny import tiny_model, tiny_tokenizer, tiny_trainer
 
 pytestmark = pytest.mark.gpu
 
@@ -130,3 +130,16 @@ def test_a_resumed_run_learns_from_the_same_energies(steps, tmp_path, tiny_path)
     again.train(resume_from_checkpoint=True)
     assert whole.baseline.optimal.moments[0, 0, 0] > 0
     assert torch.equal(again.baseline.optimal.moments, whole.baseline.optimal.moments)
+
+
+def test_a_policy_without_gradients_below_its_head_is_named_once(tmp_path, tiny_path, caplog):
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name == "lm_head.weight")
+    baseline = build_baseline("basis_history")
+    shape = {"num_generations": 1, "max_steps": 4}
+    tiny_trainer(tmp_path, baseline, model=model, processing_class=tokenizer, **shape).train()
+    warned = [each for each in caplog.records if "cannot learn its target" in each.message]
+    assert len(warned) == 1
+    assert not baseline.optimal.moments.any()
