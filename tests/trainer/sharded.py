@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from basis_rl.__main__ import leave
 from basis_rl.baselines import Ppo
+from basis_rl.baselines.optimal import TargetedBaseline
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.critic import whole
 from tests.support.ranks import no_shared_memory
@@ -95,6 +96,8 @@ def resumed(output: Path, model: Path, kind: str) -> None:
         sharded = critic is not None and any(isinstance(p, DTensor) for p in critic.parameters)
         kind_of = str(trained.accelerator.distributed_type)
         kept = {"norms": norms, "type": kind_of, "module": module, "module_sharded": sharded}
+        if isinstance(trained.baseline, TargetedBaseline):
+            kept["moments"] = trained.baseline.optimal.moments
         rank = trained.accelerator.process_index
         torch.save(kept, output / (f"{name}.pt" if rank == 0 else f"{name}-rank{rank}.pt"))
 

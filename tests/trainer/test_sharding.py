@@ -155,6 +155,10 @@ def assert_resumed(folder, tiny_path, kind):
     whole, again = (torch.load(folder / f"{name}.pt", weights_only=True) for name in ("whole", "again"))
     assert whole["type"].endswith(TYPES[kind])
     assert again["norms"] == whole["norms"]
+    if "moments" in whole:
+        # What it learnt from the gradients of sharded weights.
+        assert whole["moments"][0, 0, 0] > 0
+        assert torch.equal(again["moments"], whole["moments"])
     left, right = (load_file(folder / name / "saved" / "model.safetensors") for name in ("whole", "again"))
     start = load_file(tiny_path / "model.safetensors")
     assert left.keys() == right.keys() == start.keys()
