@@ -121,7 +121,7 @@ def drawn(model: Any, tokenizer: Any, task: str, count: int, samples: int) -> Ro
 def log_probs(model: Any, weights: dict[str, Tensor], rollouts: Rollouts, rows: slice) -> tuple[Tensor, Tensor]:
     """``(B, T)`` log-probabilities of the tokens, 0 outside the mask; and ``(B, T, V)`` of all tokens."""
     ids = rollouts.ids[rows, : int(rollouts.places[rows].max()) + 1]
-    scores = functional_call(model, weights, kwargs={"input_ids": ids, "use_cache": False}).logits
+    scores = functional_call(model, weights, kwargs={"input_ids": ids, "use_cache": False}).logits.float()
     places = rollouts.places[rows]
     before = scores.gather(1, (places - 1)[:, :, None].expand(-1, -1, scores.shape[2])).log_softmax(-1)
     chosen = before.gather(2, ids.gather(1, places)[:, :, None])[:, :, 0]
@@ -137,7 +137,7 @@ def measure_energies(model: Any, rollouts: Rollouts) -> dict[str, Tensor]:
 
     With random signs of the rollouts, the square of their summed gradient is the sum of their squares in expectation.
     """
-    squares = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    squares = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in model.named_parameters()}
     entered: list[Tensor] = []
     hook = model.base_model.norm.register_forward_pre_hook(lambda module, args: entered.append(args[0]))
     for rows in slices(len(rollouts.ids)):
@@ -149,14 +149,14 @@ def measure_energies(model: Any, rollouts: Rollouts) -> dict[str, Tensor]:
         (signs * found).sum().backward()
         gradient = entered[0].grad
         assert gradient is not None
-        norms = gradient.square().sum(-1).gather(1, rollouts.places[rows] - 1)
+        norms = gradient.float().square().sum(-1).gather(1, rollouts.places[rows] - 1)
         rollouts.energies[rows] = norms * rollouts.mask[rows]
         wide = before.detach().exp()
         energy = logit_gradient_energy(found.detach(), wide.square().sum(-1))
         rollouts.logit_energies[rows] = energy * rollouts.mask[rows]
         for name, p in model.named_parameters():
             if p.grad is not None:
-                squares[name] += p.grad.square() / len(rollouts.ids)
+                squares[name] += p.grad.float().square() / len(rollouts.ids)
     hook.remove()
     model.zero_grad()
     return squares
@@ -171,6 +171,7 @@ def project(model: Any, rollouts: Rollouts, scales: dict[str, Tensor] | None, di
         noise = {name: torch.randn(p.shape, generator=generator) for name, p in weights.items()}
         if scales is not None:
             noise = {name: noise[name] * scales[name] for name in noise}
+        noise = {name: noise[name].to(p.dtype) for name, p in weights.items()}
         chunks = []
         for rows in slices(len(rollouts.ids)):
             score = partial(_log_probs_of, model=model, rollouts=rollouts, rows=rows)
@@ -273,7 +274,8 @@ def ratios_by_value(rollouts: Rollouts, norms: Tensor, samples: int) -> dict[str
 def measure(name: str, folder: Path, count: int, samples: int, directions: int) -> Iterator[dict[str, Any]]:
     """A row for each kind of direction."""
     set_seed(0)
-    model, tokenizer = loaded(folder)
+    # A real language model takes hours in float32 on a CPU.
+    model, tokenizer = loaded(folder, torch.bfloat16 if name == "smollm2" else torch.float32)
     rollouts = drawn(model, tokenizer, name, count, samples)
     squares = measure_energies(model, rollouts)
     # What never had a gradient has none to project.
@@ -339,9 +341,9 @@ def made(task: str, steps: int, output: Path) -> Path:
     return folder
 
 
-def loaded(folder: Path) -> tuple[Any, Any]:
+def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
     """Model and tokenizer; with an attention that has forward derivatives."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
     return model, AutoTokenizer.from_pretrained(folder, padding_side="left")
 
 
