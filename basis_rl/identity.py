@@ -64,4 +64,6 @@ def check_scheme(what: str, scheme: Any) -> None:
         OtherIds: they are.
     """
     if scheme != ID_SCHEME:
-        raise OtherIds(f"{what} names problems by another id_scheme ({scheme}, here {ID_SCHEME}). Make it anew.")
+        raise OtherIds(
+            f"{what} was written by another version, with id_scheme {scheme}, here {ID_SCHEME}. Make it anew."
+        )

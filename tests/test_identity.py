@@ -126,5 +126,5 @@ def test_what_an_environment_is_reset_with_counts(factory, reads, tmp_path):
 def test_other_schemes_are_refused_by_name():
     check_scheme("The table", 2)
     for other in (None, 3):
-        with pytest.raises(OtherIds, match=r"The table names problems by another id_scheme.*Make it anew"):
+        with pytest.raises(OtherIds, match=r"The table was written by another version, with id_scheme .*Make it anew"):
             check_scheme("The table", other)

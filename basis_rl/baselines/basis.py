@@ -125,7 +125,10 @@ class Basis(TargetedBaseline):
         candidates, _ = self._candidates(batch)
         if self.optimal.is_on:
             low, high = self.reward_range
-            self.optimal.learn(low + (high - low) * self._refined(candidates)[0], batch.rewards, batch, (low, high))
+            value, _, served, *_ = self._refined(candidates)
+            # Of the others, with b = 0, wrong rollouts have no gradient: only right ones would be learnt from.
+            rewards = torch.where(served, batch.rewards, torch.nan)
+            self.optimal.learn(low + (high - low) * value, rewards, batch, (low, high))
         # Older batches fade, because the policy that they came from has changed.
         self.curve = _FORGETTING * self.curve + candidates.over_grid(candidates.cross_entropy)
 

@@ -14,7 +14,7 @@ from basis_rl.baselines.base import check_state_keys, less_baseline, scorable_ro
 from basis_rl.baselines.optimal import Target, TargetedBaseline
 from basis_rl.baselines.reward_range import RewardRange
 from basis_rl.clusters import PromptClusters
-from basis_rl.functional.segments import group_mean, segment_count
+from basis_rl.functional.segments import group_mean, leave_one_out_mean, segment_count
 from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 
@@ -59,7 +59,7 @@ class BVBlend(TargetedBaseline):
             a number in [0, 1], the fixed w of the ablation.
         mapping: ``exp(-u)``, ``inverse`` ``1 / (1 + u)`` or ``linear`` ``max(0, 1 - u)``.
         variance: ``shrunk`` to the prior, or that of the ``paper``.
-        target: see `BasisHistory`; b is then a function of the blend.
+        target: see `BasisHistory`; b is then a function of the blend with the mean of the group's other rollouts.
         eps: > 0.
 
     Raises:
@@ -140,7 +140,8 @@ class BVBlend(TargetedBaseline):
         return 1.0 / (1.0 + u) if self.mapping == "inverse" else (1.0 - u).clamp(min=0.0)
 
     def _blend(self, batch: RolloutBatch) -> tuple[Tensor, ...]:
-        """Of each rollout, ``(N,)``: baseline, scale, confidence, the group's mean, whether its cluster has a past."""
+        """Of each rollout, ``(N,)``: baseline, scale, confidence, the group's mean, whether its cluster has a past; and
+        the baseline without the own reward, by which `target` is told apart."""
         rewards = batch.rewards.double()
         groups = batch.group_ids
         clusters = self.clusters.assign(batch.prompt_ids, batch.prompt_texts)
@@ -160,13 +161,17 @@ class BVBlend(TargetedBaseline):
         # Eqs. 10 and 11.
         baseline = weight * m1 + (1 - weight) * mean
         scale = (weight * past_variance + (1 - weight) * variance).sqrt()
-        return baseline, scale, weight, mean, warm
+        low, high = self.reward_range
+        others = leave_one_out_mean(rewards, groups)
+        known_mean = torch.where(others.isnan(), torch.where(warm, m1, (low + high) / 2), others)
+        return baseline, scale, weight, mean, warm, weight * m1 + (1 - weight) * known_mean
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         rewards = batch.rewards.double()
         scorable = scorable_rows(batch)
-        baseline, scale, weight, mean, warm = self._blend(batch)
-        baseline, told = self.optimal(baseline, batch.action_mask, self.range.known_ends)
+        baseline, scale, weight, mean, warm, told_by_others = self._blend(batch)
+        start = told_by_others if self.optimal.is_on else baseline
+        baseline, told = self.optimal(start, batch.action_mask, self.range.known_ends)
         deviation = scale.reshape(-1, *[1] * (baseline.ndim - 1)) + self.eps
         values = where_scorable(batch, less_baseline(rewards, baseline) / deviation)
         count = scorable.sum().clamp(min=1)
@@ -199,7 +204,7 @@ class BVBlend(TargetedBaseline):
         if widened is not None:
             self.optimal.rescale(*widened)
         if self.range.known:
-            self.optimal.learn(self._blend(batch)[0], batch.rewards, batch, self.reward_range)
+            self.optimal.learn(self._blend(batch)[-1], batch.rewards, batch, self.reward_range)
         rewards = batch.rewards.double()
         clusters = torch.tensor(self.clusters.assign(batch.prompt_ids, batch.prompt_texts))
         for cluster in clusters[~rewards.isnan()].unique().tolist():

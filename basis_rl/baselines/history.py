@@ -34,7 +34,7 @@ NO_TEXTS: Mapping[str, str] = {}
 
 
 class BasisHistory(TableBelief):
-    """``A_i = r_i - V_i``, ``V_i`` from a belief about prompt i that every reward of the run has sharpened.
+    """``A_i = r_i - b(V_i)``, ``V_i`` from a belief about prompt i that every reward of the run has sharpened.
 
     Each prompt has a belief with mean ``m_i`` and variance ``v_i`` about the logit of its value, which begins at the
     table's counts or at the prior. Rewards are shared across prompts and steps, as the BASIS paper's Limitations ask.
@@ -65,8 +65,9 @@ class BasisHistory(TableBelief):
             of all prompts expects of prompt i now (`TextPrior`).
         belief: ``beta`` or ``gaussian``: the form of the belief about a prompt's value. After n failures in a row the
             Beta's value falls about as ``1 / n``, the filter's as ``n^(-1/2)``.
-        lcb: k >= 0: ``b_i = max(V_i - k sd_i, 0)`` on the scale from 0 to 1, sd as `believed` before the batch. Below
-            the value, right rollouts weigh more than wrong ones (Arnal et al., 2506.20520); still unbiased.
+        lcb: k >= 0: ``max(V_i - k sd_i, 0)`` takes the place of ``V_i`` on the scale from 0 to 1, sd as `believed`
+            before the batch. Below the value, right rollouts weigh more than wrong ones (Arnal et al., 2506.20520);
+            still unbiased.
         target: ``optimal`` takes for ``b_i`` the function of this value with the least variance of the gradient
             (`OptimalBaseline`), ``optimal_token`` one for each token, ``value`` the value itself. What `believed` says
             does not change.

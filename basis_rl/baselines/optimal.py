@@ -39,8 +39,9 @@ class OptimalBaseline:
         c = argmin sum_j W_j (r_j - c . x_j)^2 + rho |c - (0, 1, 0)|^2       x = (1, V, V^2), rewards scaled to [0, 1]
 
     ``W_j`` is the sum of the rollout's `RolloutBatch.gradient_energies`. Departure from OTB, whose energy is that of
-    the logits (Eq. 7): a token that could be many others has a large one there and hardly moves the weights. And what
-    the loss does to a rollout (``1 / |o|``, clipping, importance weights) is in the gradient already.
+    the logits (Eq. 7): a token that could be many others has a large one there and hardly moves the weights. What the
+    loss does to a rollout (``1 / |o|``, clipping, importance weights) is in the gradient already; so are a KL or
+    entropy term of the loss, which blur it, and not what divides advantages or weighs them.
 
     ``optimal_token`` has a c for each action t: OTB's isolated energy (Eq. 52) of all rollouts with a t-th action, the
     belief in the place of the group. So a single rollout has a baseline for each of its tokens. Where rollouts are few,
@@ -102,7 +103,7 @@ class OptimalBaseline:
             c = self._coefficients(torch.eye(self.degree + 1, dtype=torch.float64)[1])
             found = (self._features((values - low) / (high - low)) @ c.T).clamp(_MARGIN, 1 - _MARGIN)
             shown = self._features(torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)) @ c[0]
-            metrics = dict(zip(("at_0", "at_0.5", "at_1"), shown.clamp(0.0, 1.0).tolist(), strict=True))
+            metrics = dict(zip(("at_0", "at_0.5", "at_1"), shown.clamp(_MARGIN, 1 - _MARGIN).tolist(), strict=True))
         metrics["learnt_from"] = learnt_from
         found = low + (high - low) * found
         if self.target == "optimal":
@@ -115,7 +116,7 @@ class OptimalBaseline:
         """Take in a batch.
 
         Args:
-            values: ``(N,)`` as in `__call__`, told before the batch was seen.
+            values: ``(N,)`` as in `__call__`, told without the own reward.
             rewards: ``(N,)``; NaN is left out.
             batch: with gradient energies; without them, as what a sampler discarded, nothing is learnt.
             ends: range of the rewards.
@@ -127,7 +128,7 @@ class OptimalBaseline:
             rewards = rewards.clamp(0.0, 1.0)
         weights = align(batch.gradient_energies.double(), batch.action_mask)
         whole = weights.sum(dim=1, keepdim=True)
-        known = ~rewards.isnan() & (whole[:, 0] > 0)
+        known = ~rewards.isnan() & (whole[:, 0] > 0) & whole[:, 0].isfinite()
         if self.target == "optimal_token":
             whole = torch.cat([whole, weights], dim=1)
         if not bool(known.any()):

@@ -42,7 +42,7 @@ class BatchMean(CenterScale, TargetedBaseline):
     Args:
         target: ``value``; ``optimal`` for the mean over the rollouts of earlier batches, weighted by energy, the
             constant of least variance (`OptimalBaseline`); ``optimal_token`` for one at each action. The batch's mean
-            is then only where it begins.
+            then counts as four rollouts of it.
 
     Raises:
         ValueError: unknown target.

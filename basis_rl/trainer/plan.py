@@ -350,7 +350,11 @@ def check_baseline_needs(plan: Plan) -> None:
     args = plan.args
     name = baseline_name(plan.baseline)
     collected = _COLLECTED | ({"values"} if isinstance(baseline, LearnedBaseline) else set())
-    missing = sorted((baseline.requires - collected) | (baseline.learns_from - OF_UPDATE))
+    if unknown := sorted(baseline.learns_from - OF_UPDATE):
+        raise ValueError(
+            f"Baseline '{name}' learns from {unknown}; what `learns_from` can name is {sorted(OF_UPDATE)}."
+        )
+    missing = sorted(baseline.requires - collected)
     if missing:
         raise ValueError(
             f"Baseline '{name}' requires {missing}, which BasisTrainer does not collect. It collects "

@@ -141,7 +141,13 @@ class GradientEnergies:
 
     @contextmanager
     def of_loss(self, inputs: Output, scorer: Scorer) -> Iterator[None]:
-        """Within it the policy is run for the loss of a micro-batch, which gets its energies in the backward pass."""
+        """Within it the policy is run for the loss of a micro-batch, which gets its energies in the backward pass.
+
+        A micro-batch that comes again (``num_iterations``) keeps those of the first pass.
+        """
+        if "row" not in inputs or inputs["gradient_energies"].any():
+            yield
+            return
         entered: list[Any] = []
 
         def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -158,7 +164,10 @@ class GradientEnergies:
         squares = (advantages if advantages.ndim == 2 else advantages[:, None]) ** 2
         before_tokens = scorer.before_tokens
 
-        def energies(gradient: Tensor) -> None:
+        def energies(gradient: Tensor | None) -> None:
+            # Of a compiled model, in which nothing uses the tensor itself.
+            if gradient is None:
+                return
             norms = before_tokens(gradient.float().square().sum(dim=-1, keepdim=True))[..., 0]
             norms = norms[:, -inputs["gradient_energies"].shape[1] :]
             inputs["gradient_energies"] = torch.where(squares > 0, norms / squares, 0.0)
@@ -173,9 +182,9 @@ class GradientEnergies:
             self.warned = True
             if PartialState().is_main_process:
                 _logger.warning(
-                    "The loss has no gradient in what the policy's last layer returns: nothing below the head is "
-                    "trained, or another kernel computes the loss (use_liger_kernel). So the baseline cannot learn its "
-                    "target and stays the value. Set baseline_kwargs: {target: value}, or change that."
+                    "The loss has no gradient in what the policy's last layer returns: nothing up to there is trained, "
+                    "or the model is compiled (torch_compile). So the baseline cannot learn its target and stays the "
+                    "value. Set baseline_kwargs: {target: value}, or change that."
                 )
         return found[torch.cat([each["row"] for each in micro_batches]).argsort()]
 

@@ -757,7 +757,10 @@ class BasisTrainer(GRPOTrainer):
 
     def _take_gradients(self) -> None:
         """Complete the newest generation batch, once the policy has used it up, with what its losses told."""
-        if self._gradients is not None and self._pending.without_gradients(self._step):
+        if self._gradients is None or not self._pending.without_gradients(self._step):
+            return
+        # Rollouts of a run that was saved with another target have no place for them.
+        if "row" in self._buffered_inputs[0]:
             mine = self._gradients.taken(self._buffered_inputs)
             self._pending.complete(gather_tokens(self.accelerator, mine))
 

@@ -68,6 +68,10 @@ def test_it_is_the_weighted_regression_of_earlier_rewards_on_their_values(name, 
     if hasattr(baseline, "range"):
         for each in (baseline, value):
             each.range.declare((low, high))
+    if name == "bv_blend":
+        # Without a history of the clusters its value is the mean of the group, and holds the own reward.
+        for each in (baseline, value):
+            each.update(batch_of([low, high] * 2, ["p0", "p0", "p1", "p1"]))
     past = []
     for step in range(4):
         batch = random_batch(step, rewards=rewards)
@@ -127,7 +131,7 @@ def found_with(found, target):
     return other
 
 
-P, TOKENS = 3, 2
+TOKENS = 2
 
 
 def sequences():
@@ -229,6 +233,28 @@ def test_a_rollout_of_the_least_or_largest_reward_keeps_a_gradient():
     found = baseline.advantages(batch)
     assert (found.values < 0).all()
     assert found.values.min() >= -0.05
+
+
+@pytest.mark.parametrize("groups", [[0, 1, 2, 3], [0, 0, 1, 1]])
+def test_a_blend_does_not_tell_its_target_the_own_reward(groups):
+    """At one rollout per prompt the blend's group mean is the own reward itself, which would predict it best."""
+    baseline = build_baseline("bv_blend", clusters=CLUSTERS, confidence=0.5, target="optimal")
+    for seed in range(3):
+        baseline.update(random_batch(seed))
+    ids = [f"p{group}" for group in groups]
+    found = [baseline.advantages(batch_of([own, 1.0, 0.0, 1.0], ids, groups=groups)).baseline[0] for own in (0.0, 1.0)]
+    assert float(found[0]) == float(found[1])
+
+
+def test_energies_that_are_not_finite_are_left_out():
+    baseline = build_baseline("basis_history", target="optimal_token")
+    batch = random_batch(0)
+    energies = batch.gradient_energies.clone()
+    energies[3, 0] = math.inf
+    energies[4, 0] = math.nan
+    baseline.update(replace(batch, gradient_energies=energies))
+    assert baseline.optimal.moments.isfinite().all()
+    assert float(baseline.optimal.moments[0, 0, 0]) > 0
 
 
 def test_an_unknown_target_is_refused_by_name():
