@@ -32,6 +32,7 @@ class Packing:
             the packed row; 0, 0 where there is none.
         scored: ``(K,)`` index in the flattened ``(B * L)`` rows of each token that is scored.
         before: ``(K,)`` place in the packed row of the token before it, which predicts it.
+        copies: ``(M,)`` number of rows in which each packed token stands.
         shape: ``(B, L)``.
     """
 
@@ -40,6 +41,7 @@ class Packing:
     segments: Tensor
     scored: Tensor
     before: Tensor
+    copies: Tensor
     shape: tuple[int, int]
 
     def pack(self, rows: Tensor) -> Tensor:
@@ -140,6 +142,9 @@ def _packed(runs: Sequence[_Run], columns: Sequence[list[int]], wanted: Tensor, 
         segments[own, : len(bounds)] = torch.tensor(bounds, dtype=torch.int32)
         # The first token of a run is not scored: it is there to predict the first one that is.
         may_score[bounds[0] + 1 : bounds[1]] = run.scored
+    copies = [
+        sum(run.scored and (at == own or at in run.above) for own, run in enumerate(runs)) for at in range(len(runs))
+    ]
     at_scored = (may_score & wanted.flatten()[source]).nonzero()[:, 0]
     return Packing(
         source=source.to(device),
@@ -147,6 +152,7 @@ def _packed(runs: Sequence[_Run], columns: Sequence[list[int]], wanted: Tensor, 
         segments=segments,
         scored=source[at_scored].to(device),
         before=(at_scored - 1).to(device),
+        copies=torch.tensor(copies).repeat_interleave(torch.tensor([end - begin for begin, end in spans])).to(device),
         shape=(batch, length),
     )
 

@@ -4,12 +4,16 @@ A packed row is recognised by its attention mask. The segments of `basis_rl.func
 place, as an int32 tensor ``(1, 1, S, 6)``, through every model that takes a mask of four dimensions as it is. The
 functions that transformers has by name, and those of the policy's modeling file for ``eager``, are wrapped once; calls
 with any other mask reach the original function, so generation and other models do not change.
+
+Layers that carry a state along the row (linear attention, convolutions) get the rows of the packed row side by side,
+padded on the right, which no token looks at: everything else of the model still runs on the packed row.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,6 +31,12 @@ with contextlib.suppress(ImportError):
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 SEGMENT_BY_SEGMENT = ("sdpa", "eager")
 EAGER = "eager_attention_forward"
+# What makes the mask of layers with a state, by its name in modeling files, and the types of these layers.
+MASK_OF_STATES = "create_recurrent_attention_mask"
+WITH_STATE = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+# The segments' type where attention reads them, and where layers with a state do.
+OF_ATTENTION = torch.int32
+OF_STATES = torch.int64
 # Segments with so few keys go through attention as one padded batch: more calls would cost more than its padding.
 SHORT = 128
 
@@ -49,13 +59,88 @@ def let_through_packed_rows(model: nn.Module) -> None:
         original = ALL_ATTENTION_FUNCTIONS[name]
         if not hasattr(original, "of_padded_rows"):
             ALL_ATTENTION_FUNCTIONS.register(name, _packed(original, name))
-        return
-    # The eager function has no entry by name: each modeling file has its own.
-    files = {kind.__module__ for module in model.modules() for kind in type(module).__mro__}
+    else:
+        # The eager function has no entry by name: each modeling file has its own.
+        _wrap(model, EAGER, lambda original: _packed(original, name))
+    if _wrap(model, MASK_OF_STATES, _mask_of_states):
+        for kind in {type(module) for module in _mixers(model)}:
+            if not hasattr(kind.forward, "of_padded_rows"):
+                kind.forward = _rows_apart(kind.forward)
+
+
+def types_of_rows_apart(model: nn.Module) -> set[str]:
+    """Types of layers with a state for which `let_through_packed_rows` lays rows side by side."""
+    return WITH_STATE if any(hasattr(file, MASK_OF_STATES) for file in _files(model)) else set()
+
+
+def _files(model: nn.Module) -> list[Any]:
+    names = {kind.__module__ for module in model.modules() for kind in type(module).__mro__}
+    return [sys.modules[name] for name in names if name in sys.modules]
+
+
+def _wrap(model: nn.Module, name: str, wrapper: Callable[[Any], Any]) -> bool:
+    """Wrap, once, the function of that name in the modeling files of `model`; whether there is one."""
+    files = [file for file in _files(model) if hasattr(file, name)]
     for file in files:
-        original = getattr(sys.modules.get(file), EAGER, None)
-        if original is not None and not hasattr(original, "of_padded_rows"):
-            setattr(sys.modules[file], EAGER, _packed(original, name))
+        original = getattr(file, name)
+        if not hasattr(original, "of_padded_rows"):
+            setattr(file, name, wrapper(original))
+    return bool(files)
+
+
+def _mixers(model: nn.Module) -> list[nn.Module]:
+    """The innermost modules that are given a mask: only in these do tokens meet."""
+    masked = {m for m in model.modules() if "attention_mask" in inspect.signature(type(m).forward).parameters}
+    return [m for m in masked if not any(part in masked for part in m.modules() if part is not m)]
+
+
+def _mask_of_states(original: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    @functools.wraps(original)
+    def mask(*args: Any, **kwargs: Any) -> Tensor | None:
+        given = kwargs.get("attention_mask")
+        if isinstance(given, Tensor) and given.dtype == OF_ATTENTION:
+            return given.to(OF_STATES)
+        return original(*args, **kwargs)
+
+    mask.of_padded_rows = original  # type: ignore[attr-defined]
+    return mask
+
+
+def _rows_apart(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward pass of a layer with a state, which sees each row of a packed row as a row."""
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        mask = kwargs.get("attention_mask")
+        if not (isinstance(mask, Tensor) and mask.ndim == 4 and mask.dtype == OF_STATES):
+            return original(*args, **kwargs)
+        places, back = Layout.of(mask).once(_rows_of, mask.device)
+
+        def rows(value: Any) -> Any:
+            # The packed row's states; everything else has no tokens.
+            of_tokens = isinstance(value, Tensor) and value.shape[:2] == (1, len(back))
+            return value[0, places] if of_tokens else value
+
+        kwargs = {name: rows(value) for name, value in kwargs.items()} | {"attention_mask": None}
+        found = original(*map(rows, args), **kwargs)
+        output = (found[0] if isinstance(found, tuple) else found).flatten(0, 1)[back][None]
+        return (output, *found[1:]) if isinstance(found, tuple) else output
+
+    forward.of_padded_rows = original  # type: ignore[attr-defined]
+    return forward
+
+
+def _rows_of(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
+    """``(R, L)``: places of the packed row's R rows, padded on the right; ``(M,)``: a place of each token in them."""
+    above = {(span.start, span.stop) for spans in layout.keys for span in spans[:-1]}
+    paths = [spans for spans in layout.keys if (spans[-1].start, spans[-1].stop) not in above]
+    rows = [[at for span in spans for at in range(span.start, span.stop)] for spans in paths]
+    length = max(map(len, rows))
+    places = torch.tensor([row + [row[-1]] * (length - len(row)) for row in rows], device=device)
+    back = torch.empty(int(places.max()) + 1, dtype=torch.int64, device=device)
+    for number, row in enumerate(rows):
+        back[row] = torch.arange(len(row), device=device) + number * length
+    return places, back
 
 
 def _packed(original: Attention, name: str) -> Attention:
@@ -64,7 +149,7 @@ def _packed(original: Attention, name: str) -> Attention:
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         # Masks of transformers are booleans or floating-point numbers.
-        packed = isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.int32
+        packed = isinstance(attention_mask, Tensor) and attention_mask.dtype == OF_ATTENTION
         if not packed:
             return original(module, query, key, value, attention_mask, *args, **kwargs)
         layout = Layout.of(attention_mask)

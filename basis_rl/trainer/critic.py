@@ -22,7 +22,8 @@ from basis_rl.functional.packing import pack_rows
 from basis_rl.run.seams import attributes
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.packing import Method, enable_packing, positions_of
-from basis_rl.trainer.scoring import HiddenStates, random_numbers_kept
+from basis_rl.trainer.random_numbers import random_numbers_kept
+from basis_rl.trainer.scoring import HiddenStates
 from basis_rl.types import RolloutBatch
 
 NETWORK_FILE = "baseline_module.pt"

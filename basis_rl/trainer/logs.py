@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 from basis_rl.data import problem_text
@@ -112,6 +114,58 @@ def _said(completion: Any) -> str:
         role = [f"[{message.get('role')}]"] if len(completion) > 1 else []
         parts += [*role, *(each if isinstance(each, str) else json.dumps(each, default=str) for each in said if each)]
     return "\n".join(parts)
+
+
+class StepMeans:
+    """Means over the tokens of an optimizer step, or of an evaluation, from what TRL logs of each micro-batch.
+
+    TRL's log has the mean of the micro-batches' means, which depends on which rows share a micro-batch. Here
+    ``sum_i n_i m_i / sum_i n_i`` with the mean ``m_i`` of micro-batch i over all ranks and its number ``n_i`` of tokens
+    (of rollouts, for ratios of whole rollouts); of least and greatest values, the least and the greatest.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[tuple[float, int]]] = {}
+
+    @contextmanager
+    def taking(
+        self, metrics: dict[str, list[float]], tokens: int, rollouts: int, of_rollouts: tuple[str, ...]
+    ) -> Iterator[None]:
+        """What is added to TRL's `metrics` within it is taken out: the log of a micro-batch, of which this rank has so
+        many tokens and rollouts. Names that begin with one of `of_rollouts` are of means over rollouts."""
+        before = {name: len(values) for name, values in metrics.items()}
+        yield
+        for name, values in list(metrics.items()):
+            new = values[before.get(name, 0) :]
+            if new and _is_of_tokens(name):
+                del values[len(values) - len(new) :]
+                size = rollouts if name.startswith(of_rollouts) else tokens
+                self._found.setdefault(name, []).extend((value, size) for value in new)
+
+    def take(self, accelerator: Accelerator) -> dict[str, float]:
+        """The means of what was taken since the last call. Collective."""
+        found, self._found = self._found, {}
+        if not found:
+            return {}
+        sizes = torch.tensor([[n for _, n in each] for each in found.values()], dtype=torch.float64)
+        totals = accelerator.reduce(sizes.to(accelerator.device), reduction="sum").cpu()
+        means = {}
+        for (name, each), counts in zip(found.items(), totals, strict=True):
+            values = torch.tensor([value for value, _ in each], dtype=torch.float64)
+            known = ~values.isnan() & (counts > 0)
+            kept = values[known]
+            if not len(kept):
+                means[name] = math.nan
+            elif name.endswith(("_min", "_max")):
+                means[name] = float(kept.min() if name.endswith("_min") else kept.max())
+            else:
+                means[name] = float((kept * counts[known]).sum() / counts[known].sum())
+        return means
+
+
+def _is_of_tokens(name: str) -> bool:
+    """Whether TRL or an objective logs a mean over tokens under that name, for each micro-batch."""
+    return name in ("kl", "entropy", "cispo_clip_ratio") or name.startswith(("clip_ratio/", "vespo/", "objective/"))
 
 
 def without_infinities(logs: dict[str, Any], metrics: Mapping[str, list[float]]) -> None:

@@ -11,18 +11,24 @@ from typing import Any
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor, nn
+from transformers.models.mixtral import modeling_mixtral
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from basis_rl.functional.packing import pack_rows, window_order
-from basis_rl.trainer.attention import attention_name, is_known, let_through_packed_rows
+from basis_rl.run.seams import attributes
+from basis_rl.trainer.attention import attention_name, is_known, let_through_packed_rows, types_of_rows_apart
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.head import compact_head
+from basis_rl.trainer.random_numbers import random_numbers_kept, random_states
 
+# Tokens of the row by which a model is asked whether it draws random numbers.
+ASKED = 8
 # TRL's label for a token that is not scored.
 IGNORED = -100
-# Layers whose tokens meet in attention only; others carry a state along the row, or cut it into chunks.
-LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
-# What TRL gives a text model; anything else belongs to images or to the router's loss.
-TEXT_ARGUMENTS = {"input_ids", "attention_mask", "labels", "fused_lm_head"}
+# Layers whose tokens meet in attention only, or have no other tokens to meet.
+LAYER_TYPES = {"full_attention", "sliding_attention", "attention", "mlp", "moe"}
+# What TRL gives a text model; anything else belongs to images.
+TEXT_ARGUMENTS = {"input_ids", "attention_mask", "labels", "fused_lm_head", "output_router_logits"}
 
 
 @dataclass(frozen=True)
@@ -30,11 +36,12 @@ class Method:
     """How a model's rows are scored.
 
     Attributes:
-        packed: as one row without padding; else padded rows, without the columns in which all have padding.
+        packed: as one row without padding; else as padded rows.
         shared: prefixes that rows share are computed once.
-        trimmed: whether padding that all rows have is cut off where they are not packed.
+        trimmed: whether rows that are not packed begin in the same column, with the longest row's padding cut off.
         positions: whether padded rows need explicit positions, as with learned position embeddings.
-        reason: why rows are not packed; empty where they are or where the user has said so.
+        reason: why rows are not packed, or nothing is shared; empty where the user has said so.
+        noisy: whether the model draws random numbers in training (dropout), so that no two passes are alike.
     """
 
     packed: bool
@@ -42,6 +49,7 @@ class Method:
     trimmed: bool
     positions: bool
     reason: str = ""
+    noisy: bool = False
 
     def __str__(self) -> str:
         return ("shared" if self.shared else "packed") if self.packed else "padded"
@@ -53,15 +61,16 @@ def method_of(model: Any, args: BasisConfig) -> Method:
     takes_positions = "position_ids" in inspect.signature(type(plain).forward).parameters
     prompts = any(config.is_prompt_learning for config in getattr(model, "peft_config", {}).values())
     says_positions = takes_positions and not prompts
+    noisy = draws_random_numbers(model)
     if args.packing == "none":
         # Rotary positions are relative: what padding shifts them by changes nothing but rounding.
         rotary = any("Rotary" in type(module).__name__ for module in plain.modules())
-        return Method(False, False, trimmed=False, positions=says_positions and not rotary)
+        return Method(False, False, trimmed=False, positions=says_positions and not rotary, noisy=noisy)
     reason = "its prompts are learnt (PEFT)" if prompts else _reason(plain, args, takes_positions)
     if reason:
-        return Method(False, False, trimmed=True, positions=says_positions, reason=reason)
-    # Rows that share a prefix would share its dropout as well.
-    return Method(True, not has_dropout(plain), trimmed=True, positions=True)
+        return Method(False, False, trimmed=True, positions=says_positions, reason=reason, noisy=noisy)
+    reason = "it draws random numbers in training (dropout), which rollouts would share" if noisy else ""
+    return Method(True, not noisy, trimmed=True, positions=True, reason=reason, noisy=noisy)
 
 
 def enable_packing(model: Any, args: BasisConfig) -> Method:
@@ -75,19 +84,11 @@ def enable_packing(model: Any, args: BasisConfig) -> Method:
 def _reason(model: Any, args: BasisConfig, takes_positions: bool) -> str:
     """Why rows of `model` cannot be packed; empty if they can."""
     config = model.config.get_text_config()
-    if config is not model.config:
-        return "it reads images too"
-    weight = args.router_aux_loss_coef
-    weight = getattr(config, "router_aux_loss_coef", 0.0) if weight is None else weight
-    if weight and hasattr(config, "output_router_logits"):
-        return "its router has an auxiliary loss (router_aux_loss_coef), in which every row counts"
     # Next to attention, some layers mix a token with its neighbours in the row, which belong to another rollout.
-    others = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
+    others = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES - types_of_rows_apart(model)
     if others:
         return f"it has layers of type {', '.join(sorted(others))}"
-    if any(isinstance(module, nn.Conv1d) for module in model.modules()):
-        return "it has convolutions along the row"
-    if not model._supports_attention_backend or not takes_positions:
+    if not takes_positions:
         return "its attention cannot be told where a rollout begins"
     if not is_known(attention_name(model)):
         return f"segments are not known to the attention '{attention_name(model)}'"
@@ -98,11 +99,24 @@ def _reason(model: Any, args: BasisConfig, takes_positions: bool) -> str:
     return ""
 
 
-def has_dropout(model: Any) -> bool:
-    """Whether two passes over the same tokens differ in training."""
-    config: Any = model.config.get_text_config()
-    modules = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
-    return modules or (getattr(config, "attention_dropout", 0.0) or 0.0) > 0
+def draws_random_numbers(model: Any) -> bool:
+    """Whether a pass in training draws random numbers: dropout of any kind, skipped layers, a router's jitter.
+
+    The model is asked. One whose weights are not here (on the meta device, or sharded by ZeRO-3) has only its modules
+    looked at.
+    """
+    weight = next(model.parameters())
+    if weight.is_meta or hasattr(weight, "ds_id"):
+        of_attention = getattr(model.config.get_text_config(), "attention_dropout", 0.0) or 0.0
+        return of_attention > 0 or any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules())
+    modes = {module: module.training for module in model.modules()}
+    with random_numbers_kept(weight.device), torch.no_grad():
+        before = random_states(weight.device)
+        model.train()(input_ids=torch.ones(1, ASKED, dtype=torch.int64, device=weight.device), use_cache=False)
+        after = random_states(weight.device)
+    for module, mode in modes.items():
+        module.training = mode
+    return before != after
 
 
 class Scorer:
@@ -117,40 +131,48 @@ class Scorer:
         self.method = method
         # Maps hidden states of the latest call to those before each token, (B, L - 1, H).
         self.before_tokens: Callable[[Tensor], Tensor] = _without_last
+        # Tokens of the latest call that went through the model, and those that are scored.
+        self.sizes = (0, 0)
 
     def __call__(self, **inputs: Any) -> Any:
         device = inputs["input_ids"].device
         text = set(inputs) <= TEXT_ARGUMENTS
         if self.method.packed and text:
             with compact_head(device):
-                return self._packed(inputs["input_ids"], inputs["attention_mask"], inputs["labels"])
+                return self._packed(**inputs)
         if not self.method.trimmed or not text:
             return self._padded(inputs)
         with compact_head(device):
             return self._trimmed(inputs)
 
-    def _packed(self, ids: Tensor, mask: Tensor, labels: Tensor) -> Any:
-        rows = pack_rows(ids, mask, labels != IGNORED, share=self.method.shared)
-        output = self.model(**rows.model_inputs(ids), shift_labels=rows.labels(ids), fused_lm_head=True)
+    def _packed(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **others: Any) -> Any:
+        rows = pack_rows(input_ids, attention_mask, labels != IGNORED, share=self.method.shared)
+        # A token that several rows share counts in the router's loss as often as it stands in rows.
+        router_loss = partial(_router_loss, load_balancing_loss_func, rows.copies)
+        with attributes(modeling_mixtral, load_balancing_loss_func=router_loss):
+            aims = rows.labels(input_ids)
+            output = self.model(**rows.model_inputs(input_ids), shift_labels=aims, **others)
+        self.sizes = aims.numel(), int((aims != IGNORED).sum())
         self.before_tokens = rows.unpack
         return _each_row(output, rows.unpack)
 
     def _padded(self, inputs: dict[str, Any]) -> Any:
         self.before_tokens = _without_last
         # Images have positions of their own, in several dimensions.
-        if self.method.positions and set(inputs) <= TEXT_ARGUMENTS | {"output_router_logits"}:
+        if self.method.positions and set(inputs) <= TEXT_ARGUMENTS:
             inputs["position_ids"] = positions_of(inputs["attention_mask"])
+        self.sizes = inputs["input_ids"].numel(), int((inputs["labels"] != IGNORED).sum())
         return self.model(**inputs)
 
     def _trimmed(self, inputs: dict[str, Any]) -> Any:
-        columns = inputs["attention_mask"].any(dim=0).nonzero()[:, 0].tolist() or [0]
-        first = columns[0]
-        last = columns[-1] + 1
-        length = inputs["input_ids"].shape[1]
-        rows = {name: value[:, first:last] if isinstance(value, Tensor) else value for name, value in inputs.items()}
+        # With padding on the right only, positions are a row's own, and no causal model has seen padding.
+        mask = inputs["attention_mask"]
+        order = mask.argsort(dim=1, descending=True, stable=True)[:, : max(1, int(mask.sum(dim=1).max()))]
+        rows = {name: value.gather(1, order) if isinstance(value, Tensor) else value for name, value in inputs.items()}
         output = self._padded(rows)
-        self.before_tokens = lambda hidden: _widened(hidden[:, :-1], first, length - last)
-        return _each_row(output, partial(_widened, before=first, after=length - last))
+        place = partial(_at_columns, columns=order, length=mask.shape[1])
+        self.before_tokens = lambda hidden: place(hidden[:, :-1])
+        return _each_row(output, place)
 
 
 def positions_of(mask: Tensor) -> Tensor:
@@ -158,14 +180,21 @@ def positions_of(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
 
 
+def _router_loss(original: Callable[..., Any], copies: Tensor, *args: Any) -> Any:
+    """TRL's call of the load-balancing loss, whose last argument weighs tokens: it is the mask of padded rows."""
+    return original(*args[:-1], copies)
+
+
 def _without_last(hidden: Tensor) -> Tensor:
     return hidden[:, :-1]
 
 
-def _widened(values: Tensor, before: int, after: int) -> Tensor:
-    """``(B, l, ...)`` with columns of 0 on both sides."""
-    empty = [values.new_zeros(values.shape[0], count, *values.shape[2:]) for count in (before, after)]
-    return torch.cat([empty[0], values, empty[1]], dim=1)
+def _at_columns(values: Tensor, columns: Tensor, length: int) -> Tensor:
+    """``(B, l - 1, ...)`` before each token but the first -> ``(B, length - 1, ...)``, the tokens at their `columns`,
+    ``(B, l)``; what learnt prompts put before them is left out."""
+    wanted = values[:, 1 - columns.shape[1] :] if columns.shape[1] > 1 else values[:, :0]
+    places = columns[:, 1:].reshape(*wanted.shape[:2], *[1] * (wanted.ndim - 2)).expand(wanted.shape)
+    return wanted.new_zeros(wanted.shape[0], length, *wanted.shape[2:]).scatter(1, places, wanted)[:, 1:]
 
 
 def _each_row(output: Any, unpack: Callable[[Tensor], Tensor]) -> Any:

@@ -667,19 +667,46 @@ DATA: tuple[Check, ...] = (
 # With the model's configuration and the tokenizer.
 
 
+def longest_prompt(plan: Plan) -> int | None:
+    """Tokens of the longest prompt of those that are looked at; None where images or an environment make it longer."""
+    rows = plan.first_rows
+    if rows is None or IMAGES & set(rows.column_names):
+        return None
+    return max(replace(plan, train_dataset=rows).prompt_lengths(_LONGEST))
+
+
+def longest_row(plan: Plan) -> int | None:
+    """Tokens of the longest prompt and of a completion; None where they are not known."""
+    prompt = longest_prompt(plan)
+    completion = plan.args.max_completion_length
+    return None if prompt is None or completion is None else prompt + completion
+
+
+def first_prompts(plan: Plan, count: int) -> list[list[int]]:
+    """Tokens of the run's first prompts, rendered without images; of a sentence where an environment makes them."""
+    rows = plan.first_rows
+    texts = []
+    if rows is not None and "prompt" in rows.column_names:
+        first = rows.select(range(min(count, len(rows))))
+        seen = bool(IMAGES & set(rows.column_names))
+        whole = replace(plan, train_dataset=first)
+        texts = [problem_text(prompt) for prompt in first["prompt"]] if seen else whole.rendered
+    found: list[list[int]] = plan.tokenizer(texts or ["What is 1 + 1?"])["input_ids"]
+    return found
+
+
 def check_context(plan: Plan, config: Any) -> None:
     """The longest prompt and a completion fit into the model's context. Images are not counted."""
     args = plan.args
-    dataset = plan.first_rows
     completion = plan.args.max_completion_length
     contexts = [getattr(config.get_text_config(), "max_position_embeddings", None)]
     # vLLM may serve a shorter context than the model has.
     contexts += [args.vllm_max_model_length] if args.use_vllm else []
     context = min((length for length in contexts if length is not None), default=None)
-    if context is None or completion is None or dataset is None or IMAGES & set(dataset.column_names):
+    if context is None or completion is None:
         return
-    prompt = max(replace(plan, train_dataset=dataset).prompt_lengths(_LONGEST))
-    if prompt + completion > context:
+    prompt = longest_prompt(plan)
+    if prompt is not None and prompt + completion > context:
         raise ValueError(
             f"The longest prompt ({prompt} tokens) and max_completion_length ({completion}) are {prompt + completion} "
             f"tokens, but the model's context is {context}. Lower max_completion_length, leave the long prompts out, "

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import is_peft_model
@@ -279,11 +277,14 @@ def correction_metrics(accelerator: Accelerator, output: Output) -> dict[str, fl
     difference = difference[~difference.isnan()]
     if not len(difference):
         difference = weights = torch.full((1,), torch.nan, device=mask.device)
-    local = torch.stack([difference.mean(), difference.max(), weights.min(), weights.mean(), weights.max()])
-    each = accelerator.gather(local[None])
+    counts = [torch.tensor(len(values), device=mask.device) for values in (difference, weights)]
+    local = [difference.max(), weights.min(), weights.max(), difference.sum(), weights.sum(), *counts]
+    each = accelerator.gather(torch.stack([value.double() for value in local])[None])
     names = [f"sampling_logp_difference/{name}" for name in ("mean", "max")]
     names += [f"importance_sampling_ratio/{name}" for name in ("min", "mean", "max")]
-    values = (each[:, 0].mean(), each[:, 1].max(), each[:, 2].min(), each[:, 3].mean(), each[:, 4].max())
+    sums = each[:, 3:].sum(dim=0)
+    means = sums[:2] / sums[2:]
+    values = (means[0], each[:, 0].max(), each[:, 1].min(), means[1], each[:, 2].max())
     return {f"sampling/{name}": float(value) for name, value in zip(names, values, strict=True)}
 
 
@@ -348,14 +349,3 @@ class EvalScores:
             for k in sorted(k for k in ks if k <= num_rollouts):
                 found[f"pass@{k}"] = float(pass_at_k(num_rollouts, right, k).mean())
         return found
-
-
-@contextmanager
-def random_numbers_kept(device: torch.device) -> Iterator[None]:
-    """After it every generator of random numbers is where it was before."""
-    python = random.getstate()
-    numpy = np.random.get_state()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-    random.setstate(python)
-    np.random.set_state(numpy)

@@ -52,16 +52,21 @@ class StepTimer:
     def begin(self) -> None:
         """A step begins now; an evaluation or a checkpoint before it belongs to no step."""
         self._spent.clear()
-        self._tokens = 0
-        self._rows = 0
+        # Tokens and rows, tokens that went through the model, and those that its head scored.
+        self._counts = [0, 0, 0, 0]
         self._computed: float | None = None
         self._began = time.perf_counter()
 
     def loss_ended(self, mask: Tensor) -> None:
         """The loss of a micro-batch with this mask, ``(B, L)``, has been computed; its backward pass comes next."""
-        self._tokens += int(mask.sum())
-        self._rows += len(mask)
+        self._counts[0] += int(mask.sum())
+        self._counts[1] += len(mask)
         self._computed = time.perf_counter()
+
+    def went_through(self, tokens: int, scored: int) -> None:
+        """The loss's pass of a micro-batch had so many tokens, of which so many were scored."""
+        self._counts[2] += tokens
+        self._counts[3] += scored
 
     def backward_ended(self) -> None:
         """Count the time since the loss as that of the update."""
@@ -74,24 +79,33 @@ class StepTimer:
         self.backward_ended()
         step = time.perf_counter() - self._began
         device = self.accelerator.device
-        mine = torch.tensor([self._tokens, self._rows], dtype=torch.float64, device=device)
-        tokens, rows = self.accelerator.reduce(mine, reduction="sum").tolist()
+        mine = torch.tensor(self._counts, dtype=torch.float64, device=device)
+        tokens, rows, computed, scored = self.accelerator.reduce(mine, reduction="sum").tolist()
         found = {f"time/{name}": spent for name, spent in self._spent.items()} | {"time/step": step}
-        found["tokens_per_second"] = tokens / step
-        utilization = self._mfu(tokens / step, round(tokens / max(1.0, rows)))
+        found |= {"tokens_per_second": tokens / step, "tokens/computed": computed}
+        utilization = self._mfu(computed / step, scored / max(1.0, computed), round(tokens / max(1.0, rows)))
         return found if utilization is None else {**found, "mfu": utilization}
 
-    def _mfu(self, tokens_per_second: float, length: int) -> float | None:
-        """Model FLOPs utilization in percent, of the whole step; None where TRL knows no peak or no count of FLOPs."""
+    def _mfu(self, tokens_per_second: float, scored: float, length: int) -> float | None:
+        """Model FLOPs utilization in percent, of the whole step; None where TRL knows no peak or no count of FLOPs.
+
+        Args:
+            tokens_per_second: that went through the model.
+            scored: share of them that its head has projected.
+            length: of a row, tokens.
+        """
         if self.accelerator.device.type != "cuda":
             return None
         name = torch.cuda.get_device_name(self.accelerator.device)
         # TRL has a table of GPUs by their names.
         peak = get_peak_flops(name, self.dtype.removeprefix("torch."))
+        config = self.config.get_text_config()
         try:
-            flops = compute_flops_per_token(self.config.get_text_config(), length)
+            flops = compute_flops_per_token(config, length)
         except AttributeError:
             return None
+        # TRL counts the head for every token, in the forward and twice in the backward pass.
+        flops -= (1.0 - scored) * 3 * 2 * config.vocab_size * config.hidden_size
         return None if peak is None else compute_mfu(flops, tokens_per_second, self.accelerator.num_processes, peak)
 
 

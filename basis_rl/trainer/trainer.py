@@ -62,14 +62,31 @@ from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSign
 from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout, reads_boxes
 from basis_rl.trainer.gather import gather_batch, gather_tokens, local_rows, prompt_ids_of
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
-from basis_rl.trainer.logs import distinct, of_kind, per_rollout, rollout_rows, set_aside, without_infinities
+from basis_rl.trainer.logs import StepMeans, distinct, of_kind, per_rollout, rollout_rows, set_aside, without_infinities
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, token_means
-from basis_rl.trainer.model_check import check_trained, copy_reference, refuse_sharded_reference, warn_of_rounding
-from basis_rl.trainer.packing import Scorer, enable_packing, has_dropout, reordered
-from basis_rl.trainer.plan import Plan, check_token_advantages, check_with_model, plan_run, reward_range_of, with_data
+from basis_rl.trainer.model_check import (
+    check_trained,
+    copy_reference,
+    refuse_sharded_reference,
+    slow_half_note,
+    warn_of_rounding,
+)
+from basis_rl.trainer.packing import Scorer, enable_packing, reordered
+from basis_rl.trainer.plan import (
+    Plan,
+    check_token_advantages,
+    check_with_model,
+    first_prompts,
+    longest_row,
+    plan_run,
+    reward_range_of,
+    with_data,
+)
 from basis_rl.trainer.prefetch import Prefetch
 from basis_rl.trainer.publish import Origin, Publisher, run_info
+from basis_rl.trainer.random_numbers import random_numbers_kept
 from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, greedy_rewards, total_rewards
+from basis_rl.trainer.scoring_check import Precision, check_positions, packing_lines, settled
 from basis_rl.trainer.selection import Coverage, EpochIndices, Resampling, Selection
 from basis_rl.trainer.step_time import StepTimer, padding_metrics
 from basis_rl.trainer.turns import Turns, reading_calls
@@ -165,11 +182,17 @@ class BasisTrainer(GRPOTrainer):
         elif self.accelerator.is_main_process:
             # DeepSpeed and FSDP keep a float32 copy of the weights, so no update is rounded away there.
             warn_of_rounding(self.model, args.learning_rate)
+        if self.accelerator.is_main_process and (slow := slow_half_note(args)):
+            print(slow, flush=True)
         use_progress_lines(self, plot_training)
+        known = {**plan.kwargs, "processing_class": self._tokenizer, "tools": self.tools}
+        plan = replace(plan, reward_funcs=self.reward_funcs, kwargs=known)
         if not checked:
             # First the checks: `_build_parts` asks the baseline's belief about the prompts.
-            known = {**plan.kwargs, "processing_class": self._tokenizer, "tools": self.tools}
-            check_with_model(replace(plan, reward_funcs=self.reward_funcs, kwargs=known), self.model.config)
+            check_with_model(plan, self.model.config)
+        self._longest_row = longest_row(plan)
+        self._asked_prompts = first_prompts(plan, 2)
+        check_positions(self.model, self._longest_row, args.per_device_train_batch_size)
         self._build_parts()
         if args.use_vllm:
             self.vllm_generation.set_interrupt(self.stop_on_signal.interrupting)
@@ -252,8 +275,6 @@ class BasisTrainer(GRPOTrainer):
         self._eval_name = ""
         self.timer = StepTimer(accelerator, self.model.config, "bfloat16" if args.bf16 else str(self.model.dtype))
         self.packing = enable_packing(self.model, args)
-        if self.packing.reason and accelerator.is_main_process:
-            print(f"Rollouts are scored with padding: {self.packing.reason}.", flush=True)
         self._energies: scoring.EnergyRecorder | None = None
         if "energies" in self.baseline.requires:
             head = {"temperature": self.temperature, "fp32_head": args.cast_lm_head_to_fp32}
@@ -271,9 +292,13 @@ class BasisTrainer(GRPOTrainer):
         self._scored: list[tuple[Tensor, Tensor]] | None = None
         # The micro-batch whose loss is computed, and the copy of it that TRL sees.
         self._in_loss: list[dict[str, Any]] | None = None
+        self._means = StepMeans()
         self._alarm = scoring.RatioAlarm()
-        self._correction = scoring.RolloutCorrection(args) if self._loss_scores_rollouts() else None
-        self._window = self._order_window()
+        self._correction: scoring.RolloutCorrection | None = None
+        self._window = 0
+        self._asks_model = True
+        if not policy_is_sharded(accelerator):
+            self._settle_packing(self.model)
         if self.policy_loss.own is not None:
             # TRL would log how its own loss clips, which is not the loss that is minimised.
             self.loss_type = SILENT_LOSS_TYPE
@@ -294,16 +319,40 @@ class BasisTrainer(GRPOTrainer):
         aligned = args.gradient_accumulation_steps % self._generate_every == 0
         wanted = {"energies", "values", "log_probs", "rollout_weights"} & set(self.baseline.requires)
         in_reward = args.beta != 0.0 and args.kl_placement == "reward"
-        free = not (wanted or in_reward or has_dropout(self.model))
+        free = not (wanted or in_reward or self.packing.noisy)
         return args.packing == "auto" and corrected and aligned and free
 
-    def _order_window(self) -> int:
-        """The number of micro-batches of an optimizer step, among which rows may move; 0 if their order matters."""
+    def _settle_packing(self, model: Any) -> None:
+        """Ask `model`, once, which way of scoring gives the log-probabilities of rows alone; a sharded one can be asked
+        when it is wrapped. Says what a run without packing, sharing or moving of rows loses. Collective if it is
+        sharded.
+        """
+        self._asks_model = False
+        mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(str(self.accelerator.mixed_precision))
+        own = next(self.model.parameters()).dtype
+        precisions = [Precision.of(mixed or own, self.accelerator.autocast)]
+        # Without autocast, faults of structure are not lost in rounding; a sharded model has it built in.
+        if mixed is not None and not policy_is_sharded(self.accelerator):
+            precisions.insert(0, Precision.of(own))
+        given = (self.args, self._asked_prompts, precisions, self._longest_row)
+        self.packing = settled(model, self.packing, *given)
+        self._correction = scoring.RolloutCorrection(self.args) if self._loss_scores_rollouts() else None
+        self._window, why = self._order_window()
+        if self.accelerator.is_main_process:
+            for line in packing_lines(self.packing, why):
+                print(line, flush=True)
+
+    def _order_window(self) -> tuple[int, str]:
+        """The number of micro-batches of an optimizer step, among which rows may move; 0 if their order matters, and
+        then why."""
         args = self.args
         each = args.steps_per_generation, args.gradient_accumulation_steps
-        whole = max(each) % min(each) == 0
-        free = self.packing.packed and not self.policy_loss.depends_on_micro_batch
-        return min(each) if whole and free and self.top_entropy_quantile == 1.0 and not self.aux_loss_enabled else 0
+        why = ""
+        if max(each) % min(each):
+            why = "neither of steps_per_generation and gradient_accumulation_steps divides the other"
+        elif self.policy_loss.depends_on_micro_batch or self.top_entropy_quantile < 1.0 or self.aux_loss_enabled:
+            why = "the loss depends on which rows share a micro-batch"
+        return (0 if why or not self.packing.packed else min(each)), why
 
     def _build_selection(self) -> None:
         ids = prompt_ids_of(self.train_dataset, self.reads)
@@ -543,6 +592,8 @@ class BasisTrainer(GRPOTrainer):
             around = self._gradients.of_loss(self._in_loss[0], scorer)
         with around:
             result = super()._get_per_token_logps_and_entropies(called, *args, **kwargs)
+        if self._in_loss is not None:
+            self.timer.went_through(*scorer.sizes)
         if self._scored is not None:
             self._scored.append(result[:2])
         if self._correction is not None and self._in_loss is not None:
@@ -694,7 +745,14 @@ class BasisTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         alone = self.policy_loss.is_trl_alone
-        with self.timer.measure("loss"), attributes(self, _in_loss=[inputs] if self.model.training else None):
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        tokens = int(action_mask(inputs).sum())
+        # TRL's ratios of whole rollouts have one value for each.
+        whole = self.importance_sampling_level == "sequence" and inputs["advantages"].ndim == 1
+        of_rollouts = ("vespo/", "clip_ratio/") if whole else ("vespo/",)
+        taking = self._means.taking(metrics, tokens, len(inputs["completion_mask"]), of_rollouts)
+        in_loss = [inputs] if self.model.training else None
+        with self.timer.measure("loss"), taking, attributes(self, _in_loss=in_loss):
             loss = super()._compute_loss(model, inputs) if alone else self._own_loss(model, inputs)
         self.timer.loss_ended(torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1))
         # While a critic warms up, the policy does not learn. The loss is multiplied by 0 and not replaced, so that the
@@ -771,6 +829,7 @@ class BasisTrainer(GRPOTrainer):
         keeps.
         """
         self._log_all(self.timer.take())
+        self._log_all(self._means.take(self.accelerator))
         self._take_gradients()
         for batch, discarded in self._pending.due(self._step):
             self.baseline.update(batch)
@@ -928,7 +987,7 @@ class BasisTrainer(GRPOTrainer):
         several = isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict)
         mine = table if self.accelerator.is_main_process and self.log_completions and not several else None
         with (
-            scoring.random_numbers_kept(self.accelerator.device),
+            random_numbers_kept(self.accelerator.device),
             # Rollouts of an evaluation would push those of training out of TRL's log.
             attributes(self, _logs=logs),
             set_aside(mine, f"{metric_key_prefix}_{table.name}"),
@@ -939,6 +998,7 @@ class BasisTrainer(GRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if not self.model.training:
             metrics = self._metrics["eval"]
+            self._log_all(self._means.take(self.accelerator))
             metrics.update({key: [value] for key, value in self._eval_scores.take(self.num_generations_eval).items()})
             if self._eval_name:
                 # TRL logs the metrics of every evaluation set under the same names.
@@ -1215,6 +1275,8 @@ class _UpdateBaseline(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *others: Any, **kwargs: Any) -> None:
+        if self.trainer._asks_model:
+            self.trainer._settle_packing(self.trainer.model_wrapped)
         if state.is_world_process_zero:
             self.trainer._kept_rollouts.begin(state.global_step)
 

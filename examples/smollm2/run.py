@@ -26,6 +26,7 @@ from basis_rl.cli.main import main as basis_rl
 from basis_rl.engine.local import Sampling, prompt_tokens, sample
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.text import markdown_table
+from basis_rl.trainer.model_check import operations_per_second
 from examples.smollm2.model import prepare
 from examples.smollm2.problems import KINDS, last_number, write
 
@@ -77,19 +78,6 @@ def run(output: Path, overrides: list[str]) -> dict[str, Any]:
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     show(before, after, summary["minutes"], output)
     return summary
-
-
-def operations_per_second(kind: torch.dtype, size: int = 1024) -> float:
-    """Measured on a product of two square matrices: whether the processor has bfloat16 shows nowhere else as surely."""
-    left = torch.ones(size, size, dtype=kind)
-    # The first product prepares the kernel.
-    torch.mm(left, left[:, :8])
-    seconds = []
-    for _ in range(3):
-        began = time.perf_counter()
-        torch.mm(left, left[:, : size // 8])
-        seconds.append(time.perf_counter() - began)
-    return 2 * size * size * (size // 8) / min(seconds)
 
 
 def kept(file: Path, folder: Path, test: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from basis_rl.baselines import OptimalTokenBaseline, Ppo
 from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.samplers import Frontier
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.scoring import random_numbers_kept
+from basis_rl.trainer.random_numbers import random_numbers_kept
 from benchmarks.energy_precision import exact, spread_model
 from tests.support.tiny import DEVICE, tiny_trainer
 from tests.trainer.test_energies import Keep

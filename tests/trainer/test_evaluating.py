@@ -13,7 +13,8 @@ import yaml
 from basis_rl.cli.main import main
 from basis_rl.data import DataArguments, load_prompts
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.trainer.scoring import EvalScores, random_numbers_kept
+from basis_rl.trainer.random_numbers import random_numbers_kept
+from basis_rl.trainer.scoring import EvalScores
 from tests.support.tiny import parity_reward, sums, tiny_trainer
 
 

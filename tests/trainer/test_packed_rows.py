@@ -19,8 +19,13 @@ from tests.functional.test_pack_rows import CASES, ragged
 from tests.support.architectures import ARCHITECTURES, VOCABULARY, small_model
 from tests.support.tiny import config, tiny_model, tiny_trainer
 
-PACKED = [name for name in ARCHITECTURES if "(" not in name]
-EAGER_TOO = ("Llama", "Gemma3", "GPT-2", "Mixtral")
+# What the table of docs/packing.md says of the others.
+PADDED = ("Mamba", "Bloom")
+REFUSED = ("DeepSeek-V3.2", "RWKV", "ModernBERT (decoder)")
+NOISY = ("Seed-OSS", "OPT", "GPT-2", "PhiMoE")
+PACKED = [name for name in ARCHITECTURES if name not in (*PADDED, *REFUSED)]
+IN_FLOAT32 = ("DeepSeek-V3", "Nemotron-H")
+EAGER_TOO = ("Llama", "Gemma3", "GPT-2", "Mixtral", "Qwen3-Next")
 
 
 def small_rows(case="groups below a system message"):
@@ -72,19 +77,18 @@ def error(found, expected):
 def test_architectures_give_the_scores_of_single_rows(name, attention, in_one_call, monkeypatch):
     monkeypatch.setattr("basis_rl.trainer.attention.SHORT", 10**9 if in_one_call else 0)
     model = small_model(name, attention)
-    has_dropout = "dropout" in name
-    if has_dropout:
+    if name in NOISY:
         model.eval()
     rows = small_rows()
     expected = row_by_row(model, *rows)
     expected_gradient = gradients(model, *expected)
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     *found, method = scores(model, *rows)
-    assert str(method) == ("packed" if has_dropout else "shared")
+    assert str(method) == ("packed" if name in NOISY else "shared")
     for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-    # Parts of some models compute in float32 whatever their weights are.
-    assert error(gradients(model, *found), expected_gradient) < 1e-6
+        # Parts of some models compute in float32 whatever their weights are.
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6 if name in IN_FLOAT32 else 1e-12)
+    assert error(gradients(model, *found), expected_gradient) < (1e-4 if name in IN_FLOAT32 else 1e-6)
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen3", "Gemma3"])
@@ -173,7 +177,7 @@ def test_the_kernel_has_no_dropout_so_a_model_with_one_is_not_given_to_it(varlen
     assert varlen.types
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if "(" in name])
+@pytest.mark.parametrize("name", PADDED)
 def test_what_cannot_be_packed_is_scored_with_padding_and_says_why(name):
     model = small_model(name, dtype=torch.float32)
     rows = small_rows()
