@@ -11,20 +11,25 @@ from transformers import AutoModelForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForCo
 from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.functional.objectives import importance_weights
+from basis_rl.functional.packing import pack_rows
 from basis_rl.objectives import OBJECTIVES
 from basis_rl.trainer import BasisTrainer, attention
-from basis_rl.trainer.attention import let_through_packed_rows
+from basis_rl.trainer.attention import attention_name, let_through_packed_rows
 from basis_rl.trainer.packing import Method, Scorer, enable_packing, positions_of, reordered
-from tests.functional.test_pack_rows import CASES, ragged
+from tests.functional.test_pack_rows import EVERY, given, rows_of, visible
 from tests.support.architectures import ARCHITECTURES, VOCABULARY, small_model
 from tests.support.tiny import config, tiny_model, tiny_trainer
 
 PACKED = [name for name in ARCHITECTURES if "(" not in name]
 EAGER_TOO = ("Llama", "Gemma3", "GPT-2", "Mixtral")
+# Of two levels, and of eight; of some models' windows, the second has segments that are shorter.
+SHAPES = ("groups below a system message", "a deep tree")
 
 
 def small_rows(case="groups below a system message"):
-    ids, mask, scored = ragged(*CASES[case])
+    ids, mask, scored = rows_of(case)
+    # With padding, TRL's head would also score a first token if it had a label.
+    scored = scored * (mask.cumsum(dim=1) > 1)
     return ids % (VOCABULARY - 3) + 3, mask, scored
 
 
@@ -65,24 +70,27 @@ def error(found, expected):
     return float((found - expected).norm() / expected.norm())
 
 
+@pytest.mark.parametrize("case", SHAPES)
 @pytest.mark.parametrize("in_one_call", [True, False])
 @pytest.mark.parametrize(
     ("name", "attention"), [(name, None) for name in PACKED] + [(name, "eager") for name in EAGER_TOO]
 )
-def test_architectures_give_the_scores_of_single_rows(name, attention, in_one_call, monkeypatch):
+def test_architectures_give_the_scores_of_single_rows(name, attention, in_one_call, case, monkeypatch):
     monkeypatch.setattr("basis_rl.trainer.attention.SHORT", 10**9 if in_one_call else 0)
     model = small_model(name, attention)
     has_dropout = "dropout" in name
     if has_dropout:
         model.eval()
-    rows = small_rows()
+    rows = small_rows(case)
     expected = row_by_row(model, *rows)
     expected_gradient = gradients(model, *expected)
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     *found, method = scores(model, *rows)
     assert str(method) == ("packed" if has_dropout else "shared")
+    # Eager attention has its softmax in float32.
+    tolerance = 1e-6 if attention_name(model) == "eager" else 1e-12
     for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
     # Parts of some models compute in float32 whatever their weights are.
     assert error(gradients(model, *found), expected_gradient) < 1e-6
 
@@ -139,10 +147,11 @@ def varlen(monkeypatch):
     return kernel
 
 
+@pytest.mark.parametrize("case", SHAPES)
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Gemma3", "Granite", "GPT-2", "Phi3"])
-def test_a_kernel_of_variable_lengths_gives_the_scores_of_single_rows(name, varlen):
+def test_a_kernel_of_variable_lengths_gives_the_scores_of_single_rows(name, case, varlen):
     model = small_model(name)
-    rows = small_rows()
+    rows = small_rows(case)
     expected = row_by_row(model, *rows)
     expected_gradient = gradients(model, *expected)
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
@@ -151,6 +160,30 @@ def test_a_kernel_of_variable_lengths_gives_the_scores_of_single_rows(name, varl
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
     assert error(gradients(model, *found), expected_gradient) < 1e-6
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 6, 25])
+@pytest.mark.parametrize("case", ["groups below a system message", "turns in common", "a deep tree", "random"])
+def test_a_token_sees_the_last_ones_of_its_row_within_the_window(case, window):
+    """In the padded batch of all segments, and in each segment by itself."""
+    for rows in given(case):
+        packing = pack_rows(*rows, share=True)
+        expected = {at: seen[-(window or len(seen)) :] for at, seen in visible(packing).items()}
+        layout = attention.Layout.of(packing.segments[None, None])
+        batch = attention._batch(layout, window, None, torch.device("cpu"))
+        queries, keys = (places.unflatten(0, (len(batch.real), -1)) for places in (batch.queries, batch.keys))
+        found = {
+            int(queries[segment, query]): keys[segment, batch.mask[segment, 0, query]].tolist()
+            for segment, query in batch.real.nonzero().tolist()
+        }
+        assert found == expected
+        masks = attention._masks(layout, window, None, torch.device("cpu"))
+        found = {}
+        for span, spans, mask in zip(layout.queries, layout.keys, masks, strict=True):
+            path = torch.tensor([at for each in spans for at in range(each.start, each.stop)])
+            seen = torch.ones(len(path), len(path)).tril().bool() if mask is None else mask[0, 0]
+            found |= {at: path[own].tolist() for at, own in zip(range(span.start, span.stop), seen, strict=True)}
+        assert found == expected
 
 
 def test_under_autocast_the_kernel_is_used_and_gets_one_type(varlen):
@@ -211,7 +244,7 @@ def test_columns_of_padding_alone_are_not_computed_and_what_is_found_comes_back_
         torch.testing.assert_close(found[row, columns[1:][wanted] - 1], hidden[wanted], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EVERY)
 @pytest.mark.parametrize("packing", ["auto", "none"])
 def test_every_shape_of_a_micro_batch(case, packing):
     model = small_model("Qwen3")
