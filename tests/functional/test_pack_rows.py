@@ -230,10 +230,10 @@ def test_with_every_segment_shared_there_are_as_many_tokens_as_beginnings(case, 
 
 
 def test_tokens_of_groups_below_a_system_message():
-    """Counted by hand: of 30 tokens all have 30 and one of 20 in common; the first token that differs is repeated."""
+    """Counted by hand."""
     ids, mask, scored = rows_of("groups below a system message")
     packing = pack_rows(ids, mask, scored, share=True)
-    # Rows of a group repeat the last token of their prompt; its first differs from other prompts'.
+    # Prompts repeat the last token of the system message, and rows of a group that of their prompt.
     assert len(packing.source) == 29 + (20 + 1 + 5 + 1 + 1) + (1 + 21 + 9) + (22 + 1 + 3 + 1 + 7)
     assert len(packing.segments) == 8
     assert packing.segments.shape[1] == 6
@@ -246,10 +246,18 @@ def test_a_deep_tree_has_segments_at_every_depth_with_scored_tokens():
     assert len(packing.before) - len(set(packing.before.tolist())) > 30
 
 
+@pytest.mark.parametrize(("rows", "common", "is_shared"), [(2, 17, True), (2, 16, False), (5, 5, True), (5, 4, False)])
+def test_a_segment_saves_at_least_16_tokens(rows, common, is_shared):
+    """The last common token is not among them: it is in each row."""
+    tokens = [[*turn(0, common, 1), (2000 + row, 1)] for row in range(rows)]
+    packing = pack_rows(*laid(tokens, [range(common + 1)] * rows, common + 1), share=True)
+    assert len(packing.source) == rows * (common + 1) - is_shared * (rows - 1) * (common - 1)
+
+
 def test_rows_keep_their_order_unless_they_share():
     system = turn(0, 20, 0)
     rows = [system + turn(1, 3, 1), turn(2, 3, 1), turn(3, 20, 0) + turn(4, 3, 1), system + turn(5, 3, 1)]
-    rows += [turn(3, 20, 0) + turn(6, 3, 1), turn(2, 2, 1) + turn(7, 5, 1)]
+    rows += [turn(3, 20, 0) + turn(6, 3, 1), turn(2, 2, 1) + turn(7, 5, 1), rows[1]]
     packing = pack_rows(*laid(rows, [range(len(row)) for row in rows], 30), share=True)
     leaves = [int(packing.source[end - 1]) // 30 for _, end, *_ in packing.segments.tolist()]
     assert leaves == [0, 0, 3, 1, 2, 2, 4, 5]
