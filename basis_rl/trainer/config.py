@@ -52,7 +52,7 @@ class BasisConfig(GRPOConfig):
     )
     packing: str = option(
         "auto",
-        "auto scores rollouts without padding and common beginnings of prompts only once, if the model allows it; none "
+        "auto scores rollouts without padding and common beginnings of rollouts only once, if the model allows it; none "
         "scores padded rows as TRL does.",
     )
     difficulty_column: str | None = option(
