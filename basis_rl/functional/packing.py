@@ -2,9 +2,9 @@
 
 B rows of L columns, of which a mask says what is a token, become M tokens in S segments: the nodes of a prefix tree
 over the rows' tokens, scored ones included. A segment is a run of neighbours; it attends causally to itself, and wholly
-to the segments above it. A row is the path from the root to a leaf. A segment that rows share ends one token before
-they part, so that each of the M tokens is followed by one token only: the last token that they have in common is
-repeated in each branch.
+to the segments above it. A row is the path from the root to a leaf, or the beginning of one. A segment that rows share
+ends one token before they part, so that each of the M tokens is followed by one token only: the last token that they
+have in common is repeated in each branch.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Packing:
         return found.view(batch, length, *packed.shape[2:])[:, 1:]
 
 
-# A begin and an end for each node of a prefix tree. A node is named by the first rows of the nodes from the root to
-# itself, so in sorted order it comes before those below it.
+# A begin and an end for each node of a prefix tree. A node's name has the first row of each node from the root to
+# itself, so that in sorted order it comes before those below it.
 Nodes = dict[tuple[int, ...], tuple[int, int]]
 
 
@@ -77,7 +77,7 @@ def pack_rows(ids: Tensor, mask: Tensor, scored: Tensor, *, share: bool) -> Pack
 
     Rows of which nothing is scored are left out; where there is no other, one token stays, so that a model is called
     with something. The order of rows is kept, except that rows that share a segment come together. A row that another
-    one begins with adds no token.
+    one begins with adds no tokens.
 
     Args:
         ids: ``(B, L)`` tokens.
@@ -127,8 +127,8 @@ def _segments(spans: Nodes) -> Tensor:
 
 
 def _places(spans: Nodes) -> dict[int, Tensor]:
-    """``(its tokens,)`` of each row that has a leaf: where they are in the packed row."""
-    # Of the nodes that are named by a row, the last one is its leaf.
+    """For each row that has a leaf, where its tokens are in the packed row."""
+    # Of the nodes whose name ends with a row, the last one is its leaf.
     leaves = {path[-1]: path for path in spans}
     return {
         row: torch.cat([torch.arange(*spans[leaf[: depth + 1]]) for depth in range(len(leaf))])
@@ -137,12 +137,12 @@ def _places(spans: Nodes) -> dict[int, Tensor]:
 
 
 def _carriers(tokens: dict[int, Tensor]) -> dict[int, int]:
-    """For each row one that begins with all its tokens and with which no other row begins; itself, if there is none."""
-    # Bytes are compared faster than lists, and put rows with a common beginning next to each other as well.
+    """For each row the row whose path has its tokens: itself, or a longest one that begins with all of them."""
+    # Bytes are compared faster than lists. Their order also puts rows with a common beginning next to each other.
     keys = {row: own.numpy().tobytes() for row, own in tokens.items()}
     found: dict[int, int] = {}
     last = -1
-    # From the last on: right after a row come those that it begins. Of equal rows the first one is met first.
+    # In ascending order, rows that begin with another row follow it directly. Of equal rows the first has the path.
     for row in sorted(tokens, key=lambda row: (keys[row], -row), reverse=True):
         last = last if last >= 0 and keys[last].startswith(keys[row]) else row
         found[row] = last
@@ -150,11 +150,11 @@ def _carriers(tokens: dict[int, Tensor]) -> dict[int, int]:
 
 
 def _tree(tokens: dict[int, Tensor]) -> Nodes:
-    """The prefix tree of rows of which none begins another: which tokens of its first row each node has."""
+    """The prefix tree of rows, none of which is the beginning of another: which tokens of its first row a node has."""
     order = sorted(tokens, key=lambda row: tokens[row].numpy().tobytes())
     common = [_common(tokens[one], tokens[other]) for one, other in itertools.pairwise(order)]
     found: Nodes = {}
-    # Neighbours in that order, from the root downwards: the node above them, and how many of their tokens are above.
+    # Parts of that order, from the root downwards: first, last, the node above, and how many tokens are above.
     pending: list[tuple[int, int, tuple[int, ...], int]] = [(0, len(order), (), 0)] if order else []
     while pending:
         first, last, above, begin = pending.pop()
@@ -163,7 +163,7 @@ def _tree(tokens: dict[int, Tensor]) -> Nodes:
             found[*above, row] = (begin, len(tokens[row]))
             continue
         shortest = min(common[first : last - 1])
-        # In each branch another token follows the last one that they have in common.
+        # Another token follows the last common one in each branch, so it is repeated there.
         end = shortest - 1
         if (last - first - 1) * (end - begin) >= LEAST_SAVED:
             above = (*above, row)
