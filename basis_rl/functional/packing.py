@@ -1,9 +1,10 @@
-"""Rows of a micro-batch laid end to end in one row without padding, with the prefixes that they share only once.
+"""Rows of a micro-batch laid end to end in one row without padding, with what they begin with in common only once.
 
-B rows of L columns, of which a mask says what is a token, become M tokens in S segments. A segment is a run of
-neighbours; it attends causally to itself, and wholly to the segments above it, at most two: what all rows begin with,
-and below it what the rows of one group begin with. A prefix ends one token before the rows part, so that each of the M
-tokens is followed by one token only.
+B rows of L columns, of which a mask says what is a token, become M tokens in S segments: the nodes of a prefix tree
+over the rows' tokens, scored ones included. A segment is a run of neighbours; it attends causally to itself, and wholly
+to the segments above it. A row is the path from the root to a leaf, or the beginning of one. A segment that rows share
+ends one token before they part, so that each of the M tokens is followed by one token only: the last token that they
+have in common is repeated in each branch.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# A prefix is computed once where that saves at least so many tokens: attention to it costs more than to neighbours.
+# Rows share a segment where that saves at least so many tokens: attention to it costs more than to neighbours.
 LEAST_SAVED = 16
-SEGMENT_COLUMNS = 6
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,11 @@ class Packing:
     Attributes:
         source: ``(M,)`` index of each packed token in the flattened ``(B * L)`` rows.
         positions: ``(M,)`` place of each packed token in its own row, from 0.
-        segments: ``(S, 6)`` int32: begin and end of the segment, of the prefix of all, and of the group's prefix, in
-            the packed row; 0, 0 where there is none.
+        segments: ``(S, 2 * (1 + D))`` int32: begin and end of the segment in the packed row, then of those above it
+            from the root downwards; 0, 0 where there are fewer than D, the most that a segment has above it.
         scored: ``(K,)`` index in the flattened ``(B * L)`` rows of each token that is scored.
-        before: ``(K,)`` place in the packed row of the token before it, which predicts it.
+        before: ``(K,)`` place in the packed row of the token before it, which predicts it; rows that share it have
+            the same place.
         copies: ``(M,)`` number of rows in which each packed token stands.
         shape: ``(B, L)``.
     """
@@ -68,104 +69,119 @@ class Packing:
         return found.view(batch, length, *packed.shape[2:])[:, 1:]
 
 
-@dataclass(frozen=True)
-class _Run:
-    """The tokens `begin` to `end` of a row, laid end to end, below the runs with the numbers `above`.
-
-    Only of a `scored` run are tokens scored, not of a prefix that rows share.
-    """
-
-    row: int
-    begin: int
-    end: int
-    above: tuple[int, ...] = ()
-    scored: bool = False
+# A begin and an end for each node of a prefix tree. A node's name has the first row of each node from the root to
+# itself, so that in sorted order it comes before those below it.
+Nodes = dict[tuple[int, ...], tuple[int, int]]
 
 
 def pack_rows(ids: Tensor, mask: Tensor, scored: Tensor, *, share: bool) -> Packing:
     """The packing of rows, deterministic in its arguments.
 
     Rows of which nothing is scored are left out; where there is no other, one token stays, so that a model is called
-    with something. The order of rows is kept, except that rows of one group come together.
+    with something. The order of rows is kept, except that rows that share a segment come together. A row that another
+    one begins with adds no tokens.
 
     Args:
         ids: ``(B, L)`` tokens.
         mask: ``(B, L)``, 1 on tokens, 0 on padding.
         scored: ``(B, L)``, 1 on tokens whose prediction is asked for. A row's first token has none before it, so it is
             not scored.
-        share: whether prefixes before the first scored token that rows share are computed once.
+        share: whether what rows begin with in common is computed once.
     """
-    columns = [row.nonzero()[:, 0].tolist() for row in mask.bool().cpu()]
-    wanted = (scored.bool() & mask.bool()).cpu()
-    prompts: dict[int, tuple[int, ...]] = {}
-    for row, (tokens, asked) in enumerate(zip(ids.tolist(), wanted.tolist(), strict=True)):
-        first = next((at for at, column in enumerate(columns[row]) if at and asked[column]), None)
-        if first is not None:
-            # The last token before the first scored one is repeated in each row, since another token follows it there.
-            prompts[row] = tuple(tokens[column] for column in columns[row][: first - 1 if share else 0])
-    runs: list[_Run] = []
-    top: tuple[int, ...] = ()
-    everyone = _common(list(prompts.values()))
-    if (len(prompts) - 1) * everyone >= LEAST_SAVED:
-        runs.append(_Run(min(prompts), 0, everyone))
-        top = (0,)
-    else:
-        everyone = 0
-    # Without sharing each row is a group of its own.
-    groups: dict[tuple[int, ...] | int, list[int]] = {}
-    for row, prompt in prompts.items():
-        groups.setdefault(prompt if share else row, []).append(row)
-    for members in groups.values():
-        begin = everyone
-        above = top
-        end = len(prompts[members[0]])
-        if (len(members) - 1) * (end - begin) >= LEAST_SAVED:
-            above = (*top, len(runs))
-            runs.append(_Run(members[0], begin, end, top))
-            begin = end
-        runs += [_Run(row, begin, len(columns[row]), above, scored=True) for row in members]
+    batch, length = ids.shape
+    columns = [row.nonzero()[:, 0] for row in mask.bool().cpu()]
+    # Places in their own row of the tokens that predict a scored one.
+    asked = [row[own[1:]].nonzero()[:, 0] for row, own in zip(scored.bool().cpu(), columns, strict=True)]
+    tokens = {row: own[columns[row]] for row, own in enumerate(ids.cpu()) if len(asked[row])}
+    carriers = _carriers(tokens) if share else {row: row for row in tokens}
+    distinct = {row: tokens[row] for row in carriers.values()}
+    tree: Nodes = _tree(distinct) if share else {(row,): (0, len(own)) for row, own in distinct.items()}
     # All ranks of a sharded model must call it, also one without a token to score.
-    if not runs:
-        return _packed([_Run(0, 0, 1)], [[0]], wanted, ids.device)
-    return _packed(runs, columns, wanted, ids.device)
-
-
-def _packed(runs: Sequence[_Run], columns: Sequence[list[int]], wanted: Tensor, device: torch.device) -> Packing:
-    """The packing of these runs, by the columns in which each row has tokens; `wanted` ``(B, L)`` are to be scored."""
-    batch, length = wanted.shape
-    source = torch.cat([run.row * length + torch.tensor(columns[run.row][run.begin : run.end]) for run in runs])
-    spans = list(itertools.pairwise(itertools.accumulate((run.end - run.begin for run in runs), initial=0)))
-    segments = torch.zeros((len(runs), SEGMENT_COLUMNS), dtype=torch.int32)
-    may_score = torch.zeros(len(source), dtype=torch.bool)
-    for own, run in enumerate(runs):
-        bounds = [bound for each in (own, *run.above) for bound in spans[each]]
-        segments[own, : len(bounds)] = torch.tensor(bounds, dtype=torch.int32)
-        # The first token of a run is not scored: it is there to predict the first one that is.
-        may_score[bounds[0] + 1 : bounds[1]] = run.scored
-    copies = [
-        sum(run.scored and (at == own or at in run.above) for own, run in enumerate(runs)) for at in range(len(runs))
-    ]
-    at_scored = (may_score & wanted.flatten()[source]).nonzero()[:, 0]
+    if not tree:
+        tree = {(0,): (0, 1)}
+        columns[0] = torch.zeros(1, dtype=torch.int64)
+    tree = dict(sorted(tree.items()))
+    ends = itertools.accumulate((end - begin for begin, end in tree.values()), initial=0)
+    spans: Nodes = dict(zip(tree, itertools.pairwise(ends), strict=True))
+    places = _places(spans)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    source = [path[-1] * length + columns[path[-1]][begin:end] for path, (begin, end) in tree.items()]
+    found = [row * length + columns[row][1:][asked[row]] for row in tokens]
+    before = [places[carriers[row]][asked[row]] for row in tokens]
+    stood = [places[carriers[row]][: len(own)] for row, own in tokens.items()]
     return Packing(
-        source=source.to(device),
-        positions=torch.cat([torch.arange(run.begin, run.end) for run in runs]).to(device),
-        segments=segments,
-        scored=source[at_scored].to(device),
-        before=(at_scored - 1).to(device),
-        copies=torch.tensor(copies).repeat_interleave(torch.tensor([end - begin for begin, end in spans])).to(device),
+        source=torch.cat(source).to(ids.device),
+        positions=torch.cat([torch.arange(*node) for node in tree.values()]).to(ids.device),
+        segments=_segments(spans),
+        scored=torch.cat([nothing, *found]).to(ids.device),
+        before=torch.cat([nothing, *before]).to(ids.device),
+        copies=torch.cat([nothing, *stood]).bincount(minlength=sum(map(len, source))).to(ids.device),
         shape=(batch, length),
     )
 
 
-def _common(prompts: Sequence[tuple[int, ...]]) -> int:
-    """Length of the longest prefix of all."""
-    if not prompts:
-        return 0
-    # What the first and the last in lexicographic order have in common, all between them have.
-    lowest = min(prompts)
-    highest = max(prompts)
-    pairs = zip(lowest, highest, strict=False)
-    return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(lowest), len(highest)))
+def _segments(spans: Nodes) -> Tensor:
+    """`Packing.segments` of nodes with these spans in the packed row."""
+    found = torch.zeros((len(spans), 2 * max(map(len, spans))), dtype=torch.int32)
+    for own, path in enumerate(spans):
+        above = [path[:depth] for depth in range(1, len(path))]
+        bounds = [bound for node in (path, *above) for bound in spans[node]]
+        found[own, : len(bounds)] = torch.tensor(bounds, dtype=torch.int32)
+    return found
+
+
+def _places(spans: Nodes) -> dict[int, Tensor]:
+    """For each row that has a leaf, where its tokens are in the packed row."""
+    # Of the nodes whose name ends with a row, the last one is its leaf.
+    leaves = {path[-1]: path for path in spans}
+    return {
+        row: torch.cat([torch.arange(*spans[leaf[: depth + 1]]) for depth in range(len(leaf))])
+        for row, leaf in leaves.items()
+    }
+
+
+def _carriers(tokens: dict[int, Tensor]) -> dict[int, int]:
+    """For each row the row whose path has its tokens: itself, or a longest one that begins with all of them."""
+    # Bytes are compared faster than lists. Their order also puts rows with a common beginning next to each other.
+    keys = {row: own.numpy().tobytes() for row, own in tokens.items()}
+    found: dict[int, int] = {}
+    last = -1
+    # In ascending order, rows that begin with another row follow it directly. Of equal rows the first has the path.
+    for row in sorted(tokens, key=lambda row: (keys[row], -row), reverse=True):
+        last = last if last >= 0 and keys[last].startswith(keys[row]) else row
+        found[row] = last
+    return found
+
+
+def _tree(tokens: dict[int, Tensor]) -> Nodes:
+    """The prefix tree of rows, none of which is the beginning of another: which tokens of its first row a node has."""
+    order = sorted(tokens, key=lambda row: tokens[row].numpy().tobytes())
+    common = [_common(tokens[one], tokens[other]) for one, other in itertools.pairwise(order)]
+    found: Nodes = {}
+    # Parts of that order, from the root downwards: first, last, the node above, and how many tokens are above.
+    pending: list[tuple[int, int, tuple[int, ...], int]] = [(0, len(order), (), 0)] if order else []
+    while pending:
+        first, last, above, begin = pending.pop()
+        row = min(order[first:last])
+        if last - first == 1:
+            found[*above, row] = (begin, len(tokens[row]))
+            continue
+        shortest = min(common[first : last - 1])
+        # Another token follows the last common one in each branch, so it is repeated there.
+        end = shortest - 1
+        if (last - first - 1) * (end - begin) >= LEAST_SAVED:
+            above = (*above, row)
+            found[above] = (begin, end)
+            begin = end
+        cuts = [at for at in range(first + 1, last) if common[at - 1] == shortest]
+        pending += [(*part, above, begin) for part in itertools.pairwise([first, *cuts, last])]
+    return found
+
+
+def _common(one: Tensor, other: Tensor) -> int:
+    """How many tokens two rows have in common before they part."""
+    both = min(len(one), len(other))
+    return int((one[:both] != other[:both]).nonzero()[0, 0])
 
 
 def window_order(lengths: Sequence[int], groups: Sequence[int], micro_batches: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Attention for packed rows: a model's own attention function, segment by segment or in one call for all of them.
 
 A packed row is recognised by its attention mask. The segments of `basis_rl.functional.packing` travel in the mask's
-place, as an int32 tensor ``(1, 1, S, 6)``, through every model that takes a mask of four dimensions as it is. The
+place, as an int32 tensor ``(1, 1, S, 2 + 2 D)``, through every model that takes a mask of four dimensions as it is. The
 functions that transformers has by name, and those of the policy's modeling file for ``eager``, are wrapped once; calls
 with any other mask reach the original function, so generation and other models do not change.
 
@@ -168,12 +168,20 @@ def _packed(original: Attention, name: str) -> Attention:
 
 
 class Layout:
-    """The segments of a packed row as the attention functions need them, made once for all layers."""
+    """The segments of a packed row as the attention functions need them, made once for all layers.
+
+    Attributes:
+        queries: where each segment is in the packed row.
+        keys: for each segment the path from the root of the prefix tree to itself, in the order of a rollout.
+        lengths: tokens of each path.
+    """
 
     def __init__(self, rows: list[list[int]]) -> None:
         self.queries = [slice(row[0], row[1]) for row in rows]
-        # In the order of a rollout: the prefix of all, the group's, its own tokens.
-        self.keys = [[slice(*row[at : at + 2]) for at in (2, 4, 0) if row[at] < row[at + 1]] for row in rows]
+        # A row of `rows` has the segment itself first, then those above it, and zeros.
+        self.keys = [
+            [slice(*row[at : at + 2]) for at in (*range(2, len(row), 2), 0) if row[at] < row[at + 1]] for row in rows
+        ]
         self.lengths = [sum(span.stop - span.start for span in spans) for spans in self.keys]
         self._made: dict[Any, Any] = {}
 

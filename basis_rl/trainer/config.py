@@ -52,8 +52,8 @@ class BasisConfig(GRPOConfig):
     )
     packing: str = option(
         "auto",
-        "auto scores rollouts without padding and common beginnings of prompts only once, if the model allows it; none "
-        "scores padded rows as TRL does.",
+        "auto scores rollouts without padding and common beginnings of rollouts only once, if the model allows it; "
+        "none scores padded rows as TRL does.",
     )
     difficulty_column: str | None = option(
         None, "A column with at most 20 different values; the reward is logged for each of them."

@@ -7,7 +7,7 @@ import torch
 from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.trainer import attention as attention_of
-from tests.functional.test_pack_rows import CASES
+from tests.functional.test_pack_rows import EVERY
 from tests.support.architectures import small_model
 from tests.support.tiny import DEVICE
 from tests.trainer.test_packed_rows import error, gradients, row_by_row, scores, small_rows
@@ -15,7 +15,7 @@ from tests.trainer.test_packed_rows import error, gradients, row_by_row, scores,
 pytestmark = pytest.mark.gpu
 # Against float32: packed rows may be at most so many times as far off as single rows in bfloat16 are, or this far.
 WORSE, LEAST = 2.0, 0.02
-SHAPES = ("groups below a system message", "no group", "nothing in common", "one prompt")
+SHAPES = ("groups below a system message", "no group", "nothing in common", "one prompt", "a deep tree")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
 PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
 
@@ -68,7 +68,7 @@ def test_packed_rows_are_as_exact_as_single_rows(attention, name, case, precisio
     """Shared prefixes, grouped queries, a sliding window, and a scale of the scores."""
     if attention in PACKAGES and (DEVICE == "cpu" or importlib.util.find_spec(PACKAGES[attention]) is None):
         pytest.skip(f"needs a GPU and {PACKAGES[attention]}")
-    assert case in CASES
+    assert case in EVERY
     rows = [each.to(DEVICE) for each in small_rows(case)]
     exact = model_with(name, "sdpa")
     expected, expected_gradient = measured(row_by_row, exact, rows)

@@ -1,6 +1,7 @@
 """Packed rows: every token is there with its place and all that it may see, and scores come back to their rows."""
 
 import itertools
+import random
 
 import pytest
 import torch
@@ -39,65 +40,247 @@ CASES = {
 }
 
 
-def visible(packing, ids):
-    """For each packed token the tokens that it sees, itself last, read from the segments alone."""
-    tokens = packing.pack(ids)[0].tolist()
+def turn(number, length, is_scored):
+    """Tokens of a turn, the same for the same number, and whether the policy has said them."""
+    chosen = random.Random(number)
+    return [(chosen.randrange(1000), is_scored) for _ in range(length)]
+
+
+def chain(lengths):
+    """Each row has one turn more in common with those after it, then one of its own."""
+    turns = [turn(number, length, number % 2) for number, length in enumerate(lengths)]
+    return [[*itertools.chain(*turns[:at]), *turn(60 + at, 3, 1)] for at in range(1, len(turns) + 1)]
+
+
+ASKED, CALL, HEARD = turn(0, 20, 0), turn(1, 17, 1), turn(2, 12, 0)
+SECOND = ASKED + CALL + HEARD + turn(3, 9, 1) + turn(4, 11, 0)
+# Rows of several turns: each token, and whether it is scored.
+TREES = {
+    "turns in common": [
+        SECOND + turn(5, 6, 1),
+        turn(9, 7, 0) + turn(10, 5, 1),
+        ASKED + CALL + HEARD + turn(7, 8, 1),
+        SECOND + turn(6, 3, 1),
+        ASKED + turn(8, 9, 1),
+        SECOND,
+        turn(9, 3, 0) + turn(11, 2, 0),
+    ],
+    "a deep tree": chain([4, 4, 4, 4, 6, 8, 17, 2]),
+    "a rollout in the prompt of others": [
+        ASKED + CALL,
+        ASKED + turn(1, 17, 0) + turn(2, 6, 1),
+        ASKED + turn(1, 17, 0) + turn(3, 6, 1),
+    ],
+    "equal rollouts": [turn(0, 5, 0) + turn(1, 2, 1)] * 2 + [turn(2, 30, 1)] * 2 + [turn(0, 5, 0) + turn(1, 2, 1)],
+    "tokens that one row scores": [
+        ASKED + CALL + turn(3, 4, 1),
+        ASKED + turn(1, 17, 0) + turn(4, 4, 1),
+        turn(0, 20, 1) + CALL,
+    ],
+}
+
+
+def laid(rows, columns, length):
+    """``(B, L)`` tokens, mask and what is scored, of rows in these columns; other columns are padding."""
+    ids, mask, scored = torch.zeros(3, len(rows), length, dtype=torch.int64)
+    for row, (tokens, at) in enumerate(zip(rows, columns, strict=True)):
+        for column, (token, is_scored) in zip(at, tokens, strict=True):
+            ids[row, column] = token
+            mask[row, column] = 1
+            scored[row, column] = is_scored
+    return ids, mask, scored
+
+
+def rows_of(case):
+    if case in CASES:
+        return ragged(*CASES[case])
+    rows = TREES[case]
+    # As in a micro-batch: what comes before the first scored token is padded on the left, the rest on the right.
+    prompts = [next((at for at, (_, is_scored) in enumerate(row) if at and is_scored), len(row)) for row in rows]
+    starts = [max(prompts) - prompt for prompt in prompts]
+    columns = [range(start, start + len(row)) for start, row in zip(starts, rows, strict=True)]
+    return laid(rows, columns, max(each.stop for each in columns))
+
+
+def random_rows(seed):
+    """Rows that part and end anywhere, with padding anywhere."""
+    chosen = random.Random(seed)
+    tokens = [[] for _ in range(chosen.randint(1, 9))]
+    branches = [()] * len(tokens)
+    for _ in range(chosen.randint(1, 5)):
+        branches = [(*branch, chosen.randrange(2)) for branch in branches]
+        turns = {}
+        for row, branch in enumerate(branches):
+            said = [chosen.randrange(3) for _ in range(chosen.choice((1, 2, 5, 9, 20)))]
+            said = turns.setdefault(branch, said) if chosen.random() < 0.9 else said
+            is_scored = chosen.random() < 0.5
+            if chosen.random() < 0.9:
+                tokens[row] += [(token, is_scored and chosen.random() < 0.9) for token in said]
+    length = max(map(len, tokens)) + chosen.randint(0, 9)
+    ids, mask, scored = laid(tokens, [sorted(chosen.sample(range(length), len(row))) for row in tokens], length)
+    # What is said of padding has no influence.
+    return ids, mask, scored | (1 - mask) * (seed % 2)
+
+
+def kept_rows(ids, mask, scored):
+    """The tokens of each row of which something but the first token is scored."""
+    real = [mask[row].bool() for row in range(len(ids))]
+    return {row: ids[row, own].tolist() for row, own in enumerate(real) if scored[row, own][1:].any()}
+
+
+def visible(packing):
+    """For each packed token the places of those that it sees, itself last, read from the segments alone."""
     seen = {}
     for own_begin, own_end, *above in packing.segments.tolist():
-        before = [tokens[at] for begin, end in (above[:2], above[2:]) for at in range(begin, end)]
+        spans = zip(above[::2], above[1::2], strict=True)
+        before = [at for begin, end in spans for at in range(begin, end)]
         for at in range(own_begin, own_end):
             assert at not in seen, "a token is in one segment only"
-            seen[at] = before + tokens[own_begin : at + 1]
-    assert sorted(seen) == list(range(len(tokens)))
+            seen[at] = [*before, *range(own_begin, at + 1)]
+    assert sorted(seen) == list(range(len(packing.source)))
     return seen
 
 
+EVERY = [*CASES, *TREES]
+
+
+def given(case):
+    """The rows of that case, or many random ones."""
+    return [random_rows(seed) for seed in range(60)] if case == "random" else [rows_of(case)]
+
+
 @pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*EVERY, "random"])
 def test_each_scored_token_sees_its_own_row_and_nothing_else(case, share):
-    ids, mask, scored = ragged(*CASES[case])
-    packing = pack_rows(ids, mask, scored, share=share)
-    seen = visible(packing, ids)
-    found = {}
-    for place, flat in zip(packing.before.tolist(), packing.scored.tolist(), strict=True):
-        row, column = divmod(flat, ids.shape[1])
-        found[row, column] = seen[place]
-        assert int(packing.positions[place]) == len(seen[place]) - 1
-    expected = {}
-    for row, column in scored.nonzero().tolist():
-        expected[row, column] = [int(ids[row, at]) for at in range(column) if mask[row, at]]
-    assert found == expected
+    for ids, mask, scored in given(case):
+        packing = pack_rows(ids, mask, scored, share=share)
+        tokens = packing.pack(ids)[0].tolist()
+        seen = visible(packing)
+        found = {}
+        for place, flat in zip(packing.before.tolist(), packing.scored.tolist(), strict=True):
+            found[divmod(flat, ids.shape[1])] = [tokens[at] for at in seen[place]]
+        rows = kept_rows(ids, mask, scored)
+        expected = {}
+        for row, column in (scored * mask).nonzero().tolist():
+            before = [int(ids[row, at]) for at in range(column) if mask[row, at]]
+            if before:
+                expected[row, column] = before
+        assert found == expected
+        for places in seen.values():
+            assert packing.positions[places].tolist() == list(range(len(places)))
+        # What is not scored is there as well, and nothing that is in no row.
+        paths = {tuple(tokens[at] for at in places) for places in seen.values()}
+        beginnings = {tuple(row[: at + 1]) for row in rows.values() for at in range(len(row))}
+        assert paths == (beginnings or {tuple(tokens)})
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*EVERY, "random"])
 def test_labels_and_scores_come_back_to_their_rows(case):
-    ids, mask, scored = ragged(*CASES[case])
-    packing = pack_rows(ids, mask, scored, share=True)
-    labels = packing.labels(ids)
-    assert labels.shape == packing.pack(ids).shape
-    returned = packing.unpack(labels + 1000)
-    assert torch.equal(returned, torch.where(scored.bool(), ids + 1000, 0)[:, 1:])
-    assert int((labels != -100).sum()) == int(scored.sum())
+    for ids, mask, scored in given(case):
+        packing = pack_rows(ids, mask, scored, share=True)
+        labels = packing.labels(ids)
+        assert labels.shape == packing.pack(ids).shape
+        returned = packing.unpack(labels + 1000)
+        # A first token has none before it.
+        predicted = scored * mask * (mask.cumsum(1) > 1)
+        assert torch.equal(returned, torch.where(predicted.bool(), ids + 1000, 0)[:, 1:])
+        assert int((labels != -100).sum()) == len(set(packing.before.tolist()))
 
 
-@pytest.mark.parametrize("case", CASES)
+def tokens_of_tree(rows, least):
+    """The packed tokens, by a plain loop over the tree's nodes from the root: `rows` have `begin` tokens above them."""
+    distinct = {tuple(row) for row in rows}
+    pending = [([row for row in distinct if not any(row == o[: len(row)] != o for o in distinct)], 0)]
+    total = 0
+    while pending:
+        members, begin = pending.pop()
+        depth = begin
+        while len({row[: depth + 1] for row in members}) == 1 and depth < len(members[0]):
+            depth += 1
+        own = depth - (len(members) > 1)
+        if len(members) == 1 or (len(members) - 1) * (own - begin) >= least:
+            total += own - begin
+            begin = own
+        for following in {row[depth] for row in members if depth < len(row)}:
+            pending.append(([row for row in members if row[depth] == following], begin))
+    return total
+
+
+@pytest.mark.parametrize("case", [*EVERY, "random"])
 def test_what_rows_share_is_there_once(case):
-    ids, mask, scored = ragged(*CASES[case])
-    rows = [row for row in range(len(ids)) if scored[row].any()]
-    alone = pack_rows(ids, mask, scored, share=False)
-    shared = pack_rows(ids, mask, scored, share=True)
-    assert len(alone.source) == max(1, int(mask[rows].sum()))
-    starts = {row: [int(t) for t in ids[row][mask[row].bool()]] for row in rows}
-    ends = {row: int((mask[row].bool() & ~scored[row].bool()).sum()) - 1 for row in rows}
-    distinct = {tuple(starts[row][: at + 1]) for row in rows for at in range(ends[row])}
-    saved = sum(ends.values()) - len(distinct)
-    assert len(alone.source) - len(shared.source) <= saved
-    if case in ("groups below a system message", "no group", "one prompt"):
-        assert len(alone.source) - len(shared.source) > saved / 2 > LEAST_SAVED / 2
+    for ids, mask, scored in given(case):
+        rows = kept_rows(ids, mask, scored).values()
+        alone = pack_rows(ids, mask, scored, share=False)
+        shared = pack_rows(ids, mask, scored, share=True)
+        assert len(alone.source) == max(1, sum(map(len, rows)))
+        assert len(alone.segments) == max(1, len(rows))
+        assert len(shared.source) == (tokens_of_tree(rows, LEAST_SAVED) if rows else 1)
 
 
-def test_gradients_of_scores_reach_each_token_once():
-    ids, mask, scored = ragged(*CASES["groups below a system message"])
+@pytest.mark.parametrize("case", [*EVERY, "random"])
+def test_with_every_segment_shared_there_are_as_many_tokens_as_beginnings(case, monkeypatch):
+    """Those with which several others begin are there once for each token that follows."""
+    monkeypatch.setattr("basis_rl.functional.packing.LEAST_SAVED", 1)
+    for ids, mask, scored in given(case):
+        rows = kept_rows(ids, mask, scored).values()
+        beginnings = {tuple(row[:at]) for row in rows for at in range(1, len(row) + 1)}
+        branches = [sum(other[:-1] == begin for other in beginnings) for begin in beginnings]
+        packing = pack_rows(ids, mask, scored, share=True)
+        assert len(packing.source) == max(1, sum(max(1, count) for count in branches))
+
+
+def test_tokens_of_groups_below_a_system_message():
+    """Counted by hand."""
+    ids, mask, scored = rows_of("groups below a system message")
+    packing = pack_rows(ids, mask, scored, share=True)
+    # Prompts repeat the last token of the system message, and rows of a group that of their prompt.
+    assert len(packing.source) == 29 + (20 + 1 + 5 + 1 + 1) + (1 + 21 + 9) + (22 + 1 + 3 + 1 + 7)
+    assert len(packing.segments) == 8
+    assert packing.segments.shape[1] == 6
+
+
+def test_a_deep_tree_has_segments_at_every_depth_with_scored_tokens():
+    packing = pack_rows(*rows_of("a deep tree"), share=True)
+    depths = [sum(end > 0 for end in row[1::2]) for row in packing.segments.tolist()]
+    assert set(depths) == set(range(1, 9))
+    assert len(packing.before) - len(set(packing.before.tolist())) > 30
+
+
+@pytest.mark.parametrize(("rows", "common", "is_shared"), [(2, 17, True), (2, 16, False), (5, 5, True), (5, 4, False)])
+def test_a_segment_saves_at_least_16_tokens(rows, common, is_shared):
+    """The last common token is not among them: it is in each row."""
+    tokens = [[*turn(0, common, 1), (2000 + row, 1)] for row in range(rows)]
+    packing = pack_rows(*laid(tokens, [range(common + 1)] * rows, common + 1), share=True)
+    assert len(packing.source) == rows * (common + 1) - is_shared * (rows - 1) * (common - 1)
+
+
+def test_rows_keep_their_order_unless_they_share():
+    system = turn(0, 20, 0)
+    rows = [system + turn(1, 3, 1), turn(2, 3, 1), turn(3, 20, 0) + turn(4, 3, 1), system + turn(5, 3, 1)]
+    rows += [turn(3, 20, 0) + turn(6, 3, 1), turn(2, 2, 1) + turn(7, 5, 1), rows[1]]
+    packing = pack_rows(*laid(rows, [range(len(row)) for row in rows], 30), share=True)
+    leaves = [int(packing.source[end - 1]) // 30 for _, end, *_ in packing.segments.tolist()]
+    assert leaves == [0, 0, 3, 1, 2, 2, 4, 5]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_other_orders_of_rows_give_the_same_segments(seed):
+    rows = random_rows(seed)
+
+    def contents(ids, mask, scored):
+        packing = pack_rows(ids, mask, scored, share=True)
+        tokens = packing.pack(ids)[0].tolist()
+        spans = [[tokens[begin:end] for begin, end in zip(row[::2], row[1::2], strict=True)]
+                 for row in packing.segments.tolist()]  # fmt: skip
+        return sorted(spans), sorted(packing.positions.tolist())
+
+    order = torch.randperm(len(rows[0]), generator=torch.Generator().manual_seed(seed))
+    assert contents(*(each[order] for each in rows)) == contents(*rows)
+
+
+@pytest.mark.parametrize("case", ["groups below a system message", "turns in common"])
+def test_gradients_of_scores_add_up_in_each_token(case):
+    ids, mask, scored = rows_of(case)
     packing = pack_rows(ids, mask, scored, share=True)
     packed = torch.randn(1, len(packing.source), requires_grad=True)
     weights = torch.randn(ids.shape[0], ids.shape[1] - 1)
@@ -109,8 +292,9 @@ def test_gradients_of_scores_reach_each_token_once():
     torch.testing.assert_close(packed.grad[0], expected)
 
 
-def test_padding_has_no_influence():
-    ids, mask, scored = ragged(*CASES["groups below a system message"])
+@pytest.mark.parametrize("case", ["groups below a system message", "turns in common"])
+def test_padding_has_no_influence(case):
+    ids, mask, scored = rows_of(case)
     packing = pack_rows(ids, mask, scored, share=True)
     other = pack_rows(torch.where(mask.bool(), ids, 77), mask, scored, share=True)
     for name in ("source", "positions", "segments", "scored", "before"):

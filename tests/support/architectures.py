@@ -22,7 +22,8 @@ IMAGES: dict[str, Any] = {
 }  # fmt: skip
 EXPERTS = {
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+    "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1,
 }  # fmt: skip
 COMPRESSED = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
 MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_ssm": 64, "mamba_n_groups": 1, "mamba_d_state": 8}
@@ -31,6 +32,8 @@ DELTA = {
     "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
 WINDOW = {"sliding_window": 5}
+# For GPT-2, whose default is 0.1.
+WITHOUT_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 BOTH = ["sliding_attention", "full_attention"]
 EAGER = {"attn_implementation": "eager"}
 
@@ -72,12 +75,15 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "Falcon-H1": ("falcon_h1", MAMBA2),
     "Nemotron-H": (
         "nemotron_h",
-        {**EXPERTS, "ssm_state_size": 8, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 1, "layer_types": None},
+        {**EXPERTS, "ssm_state_size": 8, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 1},
     ),
     "Gemma3 (images)": ("gemma3", {**WINDOW, "layer_types": BOTH}),
-    "Qwen2.5-VL": ("qwen2_5_vl", {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}}),
+    "Qwen2.5-VL": ("qwen2_5_vl", {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}}),
     "Qwen3-VL": ("qwen3_vl", {}),
-    "Gemma4": ("gemma4", {**WINDOW, "layer_types": BOTH, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY}),
+    "Gemma4": (
+        "gemma4",
+        {**WINDOW, "layer_types": BOTH, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY},
+    ),
     "Mamba": ("mamba", {**EAGER, "state_size": 8}),
     "Bloom": ("bloom", {**EAGER, "n_layer": 2, "n_head": 4}),
     "DeepSeek-V3.2": (

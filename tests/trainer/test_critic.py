@@ -15,7 +15,7 @@ from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.critic import NETWORK_FILE, Critic
 from tests.functional.test_pack_rows import CASES as GIVEN
 from tests.functional.test_pack_rows import ragged
-from tests.support.architectures import small_model
+from tests.support.architectures import WITHOUT_DROPOUT, small_model
 from tests.support.tiny import flat, parity_reward, tiny_model, tiny_tokenizer, tiny_trainer
 from tests.trainer.test_energies import CASES, SETTINGS
 
@@ -233,14 +233,14 @@ def test_what_a_value_model_cannot_take_it_is_not_given(critic, capsys):
     same = critic(ValueModel(user.module.backbone, 32))
     same.module.load_state_dict(user.module.state_dict())
     torch.testing.assert_close(same._predict(*given) * wanted, expected * wanted, rtol=0, atol=1e-5)
-    table = ValueModel(small_model("GPT-2", dtype=torch.float32).transformer, 32)
+    table = ValueModel(small_model("GPT-2", dtype=torch.float32, **WITHOUT_DROPOUT).transformer, 32)
     packed = critic(table)._predict(*given) * wanted
     assert "critic" not in capsys.readouterr().out
     padded = critic(table, packing="none")
     torch.testing.assert_close(padded._predict(*given) * wanted, packed, rtol=0, atol=1e-5)
-    convolved = critic(ValueModel(small_model("LFM2 (convolutions)", dtype=torch.float32).model, 32))
+    convolved = critic(ValueModel(small_model("Mamba", dtype=torch.float32).backbone, 32))
     assert not convolved.method.packed
-    assert "The critic's rows have padding: it has layers of type conv." in capsys.readouterr().out
+    assert "The critic's rows have padding: it has layers of type linear_attention." in capsys.readouterr().out
     assert convolved._predict(*given).isfinite().all()
 
 

@@ -8,6 +8,7 @@ import torch
 from datasets import Dataset
 from trl.chat_template_utils import qwen2_5_chat_template, qwen3_template
 
+from basis_rl.functional.packing import pack_rows
 from basis_rl.rewards.extract import completion_text
 from basis_rl.tools import ToolResult, calculator
 from basis_rl.trainer import BasisTrainer, turns
@@ -95,6 +96,39 @@ def test_tool_output_carries_no_gradient(tmp_path):
         gradients.append(torch.cat([p.grad.flatten() for p in trained.model.parameters() if p.grad is not None]))
     assert gradients[0].abs().max() > 0
     assert torch.equal(*gradients)
+
+
+def test_a_turn_that_rollouts_share_is_scored_once_with_the_loss_and_weights_of_padded_rows(tmp_path, monkeypatch):
+    """With so few tokens to draw from, rollouts of one prompt often call with the same tokens, and hear the same."""
+    packings = []
+
+    def keep(*args, **kwargs):
+        packings.append(pack_rows(*args, **kwargs))
+        return packings[-1]
+
+    def reward(completion_ids, **kwargs):
+        return [float(len(ids) % 5) for ids in completion_ids]
+
+    monkeypatch.setattr("basis_rl.trainer.packing.pack_rows", keep)
+    monkeypatch.setattr("tests.support.tooled.last_turn", reward)
+    tok = tokenizer()
+    drawn = {tok.eos_token_id, *tok.convert_tokens_to_ids(list("01"))}
+    few = {"suppress_tokens": [i for i in range(len(tok)) if i not in drawn]}
+    logs = []
+    weights = []
+    for packing in ("none", "auto"):
+        trained = trainer(tmp_path, "rloo", packing=packing, generation_kwargs=few, max_steps=3, beta=0.1)
+        trained.train()
+        logs.append([entry for entry in trained.state.log_history if "loss" in entry])
+        weights.append(torch.cat([p.detach().flatten() for p in trained.model.parameters()]))
+    repeated = [len(packed.before) - len(packed.before.unique()) for packed in packings]
+    assert sum(repeated) > 100, "scored tokens that are computed once for several rollouts"
+    assert max(packed.segments.shape[1] for packed in packings) > 6
+    for padded, packed in zip(*logs, strict=True):
+        assert padded["grad_norm"] > 0.01
+        for name in ("loss", "grad_norm", "entropy", "kl", "reward"):
+            assert packed[name] == pytest.approx(padded[name], abs=2e-4), name
+    torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=2e-4)
 
 
 class Together:
