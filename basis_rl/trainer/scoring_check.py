@@ -70,7 +70,7 @@ def settled(
     config: Any = next(module for module in model.modules() if isinstance(module, PreTrainedModel)).config
     known = [[token % config.get_text_config().vocab_size for token in ids] for ids in prompts]
     count = min(args.per_device_train_batch_size, len(ROLLOUTS))
-    rows = asked_rows(known, count, next(model.parameters()).device)
+    rows = asked_rows(known, count, longest or PROMPT + max(ROLLOUTS), next(model.parameters()).device)
     told: list[str] = []
     with torch.no_grad(), _evaluating(model), _narrow_windows(model, config, longest), _stirred(model):
         for each in _nearest_first(method):
@@ -118,16 +118,19 @@ def packing_lines(method: Method, in_order: str) -> list[str]:
     return lines
 
 
-def asked_rows(prompts: Sequence[Sequence[int]], count: int, device: torch.device) -> Rows:
+def asked_rows(prompts: Sequence[Sequence[int]], count: int, longest: int, device: torch.device) -> Rows:
     """``(B, L)`` tokens, mask and scored tokens, padded as TRL pads: two rollouts of the first prompt, one of the
     last."""
-    begins = [(list(ids) * PROMPT)[-PROMPT - len(ids) % 7 :] for ids in prompts]
-    chosen = [begins[0], begins[0], begins[-1]][:count]
+    lengths = [min(length, longest // 2) for length in ROLLOUTS[:count]]
+    least = min(PROMPT, longest - max(lengths))
+    # Of different lengths, so that there is padding on both sides.
+    begins = [(list(ids) * least)[-max(1, least - 3 * at) :] for at, ids in enumerate((prompts[0], prompts[-1]))]
+    chosen = [begins[0], begins[0], begins[1]][:count]
     width = max(map(len, chosen))
-    ids = torch.zeros(count, width + max(ROLLOUTS[:count]), dtype=torch.int64)
+    ids = torch.zeros(count, width + max(lengths), dtype=torch.int64)
     mask = torch.zeros_like(ids)
-    for row, (prompt, length) in enumerate(zip(chosen, ROLLOUTS, strict=False)):
-        rollout = (prompt[row:] + prompt[:row])[::-1][:length]
+    for row, (prompt, length) in enumerate(zip(chosen, lengths, strict=True)):
+        rollout = (2 * length * prompt[::-1])[row : row + length]
         first = width - len(prompt)
         ids[row, first : width + length] = torch.tensor(prompt + rollout)
         mask[row, first : width + length] = 1

@@ -7,10 +7,15 @@ from types import SimpleNamespace
 
 import pandas
 import pytest
+from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
+from transformers import Qwen3Config
+from trl.trainer.utils import compute_flops_per_token
 
 from basis_rl.engine.generation import Generation
-from basis_rl.trainer.logs import distinct
+from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.logs import StepMeans, distinct
+from basis_rl.trainer.step_time import StepTimer
 from tests.support.tiny import parity_reward, sums, tiny_model, tiny_trainer
 
 
@@ -105,3 +110,58 @@ def test_vllm_gets_the_names_of_the_model_and_no_others(reference):
     engine.model = model
     engine._dist = SimpleNamespace(is_fsdp=False, gather_params=lambda parameters: nullcontext())
     assert {name for name, _ in engine._iter_named_params()} == expected
+
+
+def test_means_of_a_step_are_those_of_its_tokens():
+    """Of the values of three micro-batches: weighted by tokens or by rollouts, least and greatest of all of them."""
+    means, metrics = StepMeans(), {"entropy": [7.0], "reward": [0.5]}
+    values = {"entropy": (1.0, 2.0, 4.0), "kl": (0.1, math.nan, 0.4), "clip_ratio/high_max": (0.2, 0.9, 0.1)}
+    values |= {"clip_ratio/low_min": (0.3, 0.2, 0.4), "clip_ratio/region_mean": (0.0, 1.0, 0.5)}
+    for at, (tokens, rollouts) in enumerate(((10, 4), (30, 1), (0, 3))):
+        with means.taking(metrics, tokens, rollouts, ("clip_ratio/",)):
+            for name, each in values.items():
+                metrics.setdefault(name, []).append(each[at])
+            metrics["reward"].append(0.25)
+    found = means.take(Accelerator(cpu=True))
+    assert metrics["entropy"] == [7.0]
+    assert metrics["reward"] == [0.5, 0.25, 0.25, 0.25], "not of tokens"
+    assert found["entropy"] == pytest.approx((10 * 1 + 30 * 2) / 40)
+    assert found["kl"] == pytest.approx(0.1)
+    assert found["clip_ratio/region_mean"] == pytest.approx((4 * 0 + 1 * 1 + 3 * 0.5) / 8)
+    assert found["clip_ratio/high_max"] == 0.9
+    assert found["clip_ratio/low_min"] == 0.2
+    assert means.take(Accelerator(cpu=True)) == {}
+
+
+@pytest.mark.parametrize("packing", ["auto", "none"])
+def test_tokens_that_went_through_the_model_are_counted(packing, tmp_path):
+    """The rollouts of a prompt share it, but for the token that predicts their first one."""
+    seen = []
+
+    class Watched(BasisTrainer):
+        def _compute_loss(self, model, inputs):
+            masks = [inputs[f"{part}_mask"] for part in ("prompt", "completion")]
+            lengths = dict(zip(map(tuple, inputs["prompt_ids"].tolist()), masks[0].sum(dim=1).tolist(), strict=True))
+            packed = sum(length - 1 for length in lengths.values()) + len(masks[0]) + int(masks[1].sum())
+            seen.append(packed if packing == "auto" else sum(mask.numel() for mask in masks))
+            return super()._compute_loss(model, inputs)
+
+    monkey = {"per_device_train_batch_size": 8, "num_generations": 8, "max_completion_length": 20, "max_steps": 2}
+    trainer = tiny_trainer(tmp_path, "rloo", Watched, packing=packing, gradient_accumulation_steps=2, **monkey)
+    trainer.train()
+    logged = [row["tokens/computed"] for row in trainer.state.log_history if "tokens/computed" in row]
+    assert logged == [sum(seen[:2]), sum(seen[2:])]
+
+
+def test_utilization_counts_what_was_computed(monkeypatch):
+    """A fifth of the tokens, of which half are scored: the head's products only for these."""
+    timer = StepTimer(
+        Accelerator(cpu=True), Qwen3Config(vocab_size=50_000, hidden_size=64, num_hidden_layers=1), "bfloat16"
+    )
+    device = SimpleNamespace(type="cuda")
+    monkeypatch.setattr(timer, "accelerator", SimpleNamespace(device=device, num_processes=1))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H100")
+    flops = compute_flops_per_token(timer.config, 100)
+    head = 3 * 2 * 50_000 * 64
+    assert timer._mfu(1e6, 1.0, 100) == pytest.approx(100 * flops * 1e6 / 989e12)
+    assert timer._mfu(2e5, 0.5, 100) == pytest.approx(100 * (flops - head / 2) * 2e5 / 989e12)

@@ -409,14 +409,20 @@ RUNS = {
 }
 
 
+# Logged of how long a step took, or of how many tokens went through the model.
+OF_THE_WAY = ("time/", "seconds", "step_time", "tokens_per_second", "tokens/computed")
+
+
 @pytest.mark.parametrize("run", RUNS)
 def test_runs_are_the_same_with_and_without_padding(run, tmp_path, tiny_path):
+    """All that they log too, although rows have moved. Adam would turn rounding errors in gradients that are all but 0
+    into steps as long as any."""
     logs, weights = [], []
     for packing in ("none", "auto"):
         trainer = tiny_trainer(
             tmp_path / packing, model=tiny_path, packing=packing, gradient_accumulation_steps=2,
             per_device_train_batch_size=4,
- steps_per_generation=4, max_steps=4, max_completion_length=12, **RUNS[run],
+            steps_per_generation=4, max_steps=4, max_completion_length=12, optim="sgd", learning_rate=0.3, **RUNS[run],
         )  # fmt: skip
         assert trainer.packing.packed == (packing == "auto")
         trainer.train()
@@ -424,10 +430,14 @@ def test_runs_are_the_same_with_and_without_padding(run, tmp_path, tiny_path):
         weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
     moved = torch.cat([p.detach().flatten() for p in tiny_model().parameters()])
     assert run in ("nothing scored", "cut off") or (weights[0] - moved).abs().max() > 1e-3
-    torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=2e-4)
+    torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=1e-5)
     for padded, packed in zip(*logs, strict=True):
-        for name in ("loss", "grad_norm", "entropy", "kl", "reward"):
-            assert packed.get(name) == pytest.approx(padded.get(name), abs=2e-4, nan_ok=True), name
+        assert packed.keys() == padded.keys()
+        for name in padded:
+            if padded[name] is None:
+                assert packed[name] is None
+            elif not name.startswith(OF_THE_WAY):
+                assert packed[name] == pytest.approx(padded[name], abs=1e-5, rel=1e-4, nan_ok=True), name
 
 
 def test_rows_move_within_their_step_and_keep_what_belongs_to_them():
