@@ -6,7 +6,8 @@ A Qwen3 of 6 layers with random weights is trained on canned rollouts, so that a
 optimizer: 64 or 32 rollouts in micro-batches of 8, one update per generation batch. Lengths of prompts and rollouts are
 log-normal (prompts: mean 56, sd/mean 0.4; rollouts: mean 80, cap 200). One thread. The sides alternate in one run, in
 a different order in each round; a figure is the processor time of a round's second step, and a ratio is one of two such
-times of one round.
+times of one round. Other cases have a mixture of eight experts with its auxiliary loss (Qwen3-MoE), a hybrid with three
+layers of linear attention in four (Qwen3.5), or rollouts of several turns of which those of a prompt share the first.
 
 - ``TRL``: `GRPOTrainer` as it is.
 - ``TRL, head fixed``: the same, with `basis_rl.trainer.head` on a CPU in place of its head. A GPU has such a head.
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import io
 import json
 import math
@@ -40,7 +42,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
-from transformers import Qwen3ForCausalLM
+from transformers import (
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from trl import GRPOConfig, GRPOTrainer
 
 from basis_rl import BasisConfig, BasisTrainer
@@ -55,8 +64,8 @@ TRL, FIXED, PADDED, PACKED = "TRL", "TRL, head fixed", "padded", "packed"
 
 @dataclass(frozen=True)
 class Case:
-    """Sides and what they share: spread (sd/mean) of lengths, rollouts per prompt, rows, settings; `weighed`: memory
-    is measured, not time."""
+    """Sides and what they share: spread (sd/mean) of lengths, rollouts per prompt, rows, settings, the kind of model;
+    `turns`: tokens of a first turn, which four rollouts share; `weighed`: memory is measured, not time."""
 
     spread: float
     group: int = 8
@@ -65,6 +74,8 @@ class Case:
     rows: int = 32
     weighed: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
+    model: str = "qwen3"
+    turns: int = 0
 
 
 OURS = (PADDED, PACKED)
@@ -77,6 +88,9 @@ CASES = {
     "otb": Case(0.8, sides=OURS, baseline="otb"),
     "ppo": Case(0.8, sides=OURS, baseline="ppo"),
     "KL": Case(0.8, sides=(TRL, PACKED), settings={"beta": 0.04}),
+    "mixture of experts": Case(0.8, model="mixture"),
+    "hybrid": Case(0.8, model="hybrid"),
+    "turns": Case(0.8, turns=60),
     "memory": Case(0.8, weighed=True),
     "G = 8, bf16": Case(0.8, rows=64, settings={"bf16": True}),
     "G = 1, bf16": Case(0.8, group=1, sides=OURS, baseline="none", rows=64, settings={"bf16": True}),
@@ -105,6 +119,8 @@ class Canned:
     """Prompts and rollouts of random tokens whose lengths are drawn, the same for every side."""
 
     spread: float
+    turns: int
+    group: int
     tokens: int
     last: int
     real: int
@@ -125,6 +141,10 @@ class Canned:
         generator = torch.Generator().manual_seed(1_000 + number)
         lengths = lognormal(generator, MEAN, self.spread, len(prompt_ids)).round().clamp(1, CAP).long().tolist()
         found = [torch.randint(5, self.tokens, (length,), generator=generator).tolist() for length in lengths]
+        # Half of a prompt's rollouts begin with the same turn, as far as they go.
+        for first in range(0, len(found), max(1, self.group // 2)):
+            for ids in found[first : first + self.group // 2]:
+                ids[: self.turns] = found[first][: self.turns][: len(ids)]
         for ids in found:
             if len(ids) < CAP:
                 ids[-1] = self.last
@@ -177,11 +197,32 @@ class LiveBytes(TorchDispatchMode):
         return result
 
 
+def model_of(kind: str, scale: Scale, reads: Any) -> Any:
+    """The model of a case, with random weights."""
+    config = qwen3_config(*scale.shape, tokenizer=reads, tie_word_embeddings=True)
+    if kind == "qwen3":
+        return Qwen3ForCausalLM(config)
+    names = set(inspect.signature(Qwen3Config).parameters)
+    shape: dict[str, Any] = {
+        name: value for name, value in config.to_dict().items() if name in names and name != "layer_types"
+    }
+    if kind == "mixture":
+        experts: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": scale.shape[1]}
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, **experts))
+    # Three layers in four have linear attention, by default.
+    heads: dict[str, Any] = {
+        "linear_num_value_heads": scale.shape[3],
+        "linear_num_key_heads": max(1, scale.shape[3] // 2),
+    }
+    sizes: dict[str, Any] = {"linear_key_head_dim": config.head_dim, "linear_value_head_dim": config.head_dim}
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**shape, **heads, **sizes))
+
+
 def build(side: str, case: Case, folder: str, scale: Scale, steps: int) -> Any:
     """The trainer of a side for that many optimizer steps."""
     reads = tokenizer()
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(qwen3_config(*scale.shape, tokenizer=reads, tie_word_embeddings=True))
+    model = model_of(case.model, scale, reads)
     model.save_pretrained(folder)  # where TRL loads the reference from
     ours = side in OURS
     parts = case.rows // MICRO_BATCH
@@ -199,6 +240,7 @@ def build(side: str, case: Case, folder: str, scale: Scale, steps: int) -> Any:
     prompts = Dataset.from_dict({"prompt": list(map(str, range(512)))})
     trainer = make(model=folder, reward_funcs=parity, args=args, train_dataset=prompts, processing_class=reads)
     trainer.spread, trainer.tokens, trainer.last = case.spread, len(reads) - 5, reads.eos_token_id
+    trainer.turns, trainer.group = case.turns, case.group
     return quiet(trainer)
 
 
