@@ -119,7 +119,7 @@ class Canned:
     """Prompts and rollouts of random tokens whose lengths are drawn, the same for every side."""
 
     spread: float
-    turns: int
+    shared_turn: int
     group: int
     tokens: int
     last: int
@@ -144,7 +144,7 @@ class Canned:
         # Half of a prompt's rollouts begin with the same turn, as far as they go.
         for first in range(0, len(found), max(1, self.group // 2)):
             for ids in found[first : first + self.group // 2]:
-                ids[: self.turns] = found[first][: self.turns][: len(ids)]
+                ids[: self.shared_turn] = found[first][: self.shared_turn][: len(ids)]
         for ids in found:
             if len(ids) < CAP:
                 ids[-1] = self.last
@@ -240,7 +240,7 @@ def build(side: str, case: Case, folder: str, scale: Scale, steps: int) -> Any:
     prompts = Dataset.from_dict({"prompt": list(map(str, range(512)))})
     trainer = make(model=folder, reward_funcs=parity, args=args, train_dataset=prompts, processing_class=reads)
     trainer.spread, trainer.tokens, trainer.last = case.spread, len(reads) - 5, reads.eos_token_id
-    trainer.turns, trainer.group = case.turns, case.group
+    trainer.shared_turn, trainer.group = case.turns, case.group
     return quiet(trainer)
 
 

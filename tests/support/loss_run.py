@@ -9,6 +9,7 @@ import torch
 from trl import GRPOTrainer
 
 from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.logs import StepMeans
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss
 from basis_rl.trainer.step_time import StepTimer
 from tests.support.tiny import config
@@ -46,6 +47,7 @@ class FakeRun(BasisTrainer):
         self.baseline = None
         self._scored = None
         self._in_loss = None
+        self._means = StepMeans()
         self.timer = StepTimer(self.accelerator, None, "float32")
         self.policy_loss = PolicyLoss(objective, args, self.accelerator)
         if self.policy_loss.own is not None:
@@ -57,7 +59,8 @@ class FakeRun(BasisTrainer):
     @property
     def metrics(self):
         """Those of the mode, as lists."""
-        return dict(self._metrics["train" if self.model.training else "eval"])
+        of_tokens = {name: [value for value, _ in each] for name, each in self._means._found.items()}
+        return dict(self._metrics["train" if self.model.training else "eval"]) | of_tokens
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         if self._scored is not None:
