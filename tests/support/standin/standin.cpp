@@ -11,6 +11,7 @@
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/convolution.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
@@ -179,6 +180,17 @@ int64_t fused_sdp_choice(const at::Tensor&, const at::Tensor&, const at::Tensor&
   return 0;
 }
 
+// torch asks each new device for a convolution of its own; a backward pass is not needed yet.
+at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                       c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                       bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups) {
+  TORCH_CHECK(input.device() == weight.device(), "Expected all tensors to be on the same device");
+  std::optional<at::Tensor> added;
+  if (bias) added = on_cpu(*bias);
+  return at::convolution_symint(on_cpu(input), on_cpu(weight), added, stride, padding, dilation, transposed,
+                                output_padding, groups).to(DEVICE);
+}
+
 // ---- Everything else: check the devices, then let the CPU compute.
 
 struct Devices {
@@ -258,6 +270,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage", &set_whole_storage);
   m.impl("set_.source_Tensor", &set_source);
   m.impl("_fused_sdp_choice", &fused_sdp_choice);
+  m.impl("convolution_overrideable", &convolution);
 }
 
 // ---- Mixed precision: which operators run in 16 bits and which in 32, as on CUDA.
