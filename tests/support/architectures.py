@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import transformers
 
+from tests.support.tiny import DEVICE
+
 VOCABULARY = 64
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -102,4 +104,4 @@ def small_model(name: str, attention: str | None = None, dtype: torch.dtype = to
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4.0)
-    return model.train()
+    return model.to(DEVICE).train()

@@ -149,7 +149,10 @@ at::Tensor reshape_alias(const at::Tensor& self, c10::SymIntArrayRef size, c10::
 
 const at::Tensor& resize(const at::Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat>) {
   auto* impl = self.unsafeGetTensorImpl();
-  impl->set_sizes_contiguous(C10_AS_INTARRAYREF_SLOW(size));
+  auto sizes = C10_AS_INTARRAYREF_SLOW(size);
+  // As in torch: a view of that size stays a view.
+  if (impl->sizes() == sizes) return self;
+  impl->set_sizes_contiguous(sizes);
   size_t bytes = (impl->numel() + impl->storage_offset()) * impl->itemsize();
   if (self.storage().nbytes() < bytes) hooks.resizePrivateUse1Bytes(self.storage(), bytes);
   return self;
