@@ -269,7 +269,7 @@ def test_calls_with_a_mask_are_those_of_before(attention, tmp_path):
     model.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     assert "basis" not in json.dumps(saved)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=attention)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=attention).to(DEVICE)
     torch.testing.assert_close(again(**chosen).logits, before)
 
 
