@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="the stand-in accelerator needs a C++ compiler"),
     pytest.mark.skipif(sys.platform != "linux", reason="the stand-in accelerator is built for Linux"),
 ]
-# By what they train or compute; mixed precision is in the last two.
+# Mixed precision is in the last two.
 CHOSEN = {
     "trainer": ["tests/trainer/test_training.py"],
     "selection": ["tests/trainer/test_selection.py"],
@@ -27,15 +27,14 @@ CHOSEN = {
     "tools": ["tests/trainer/test_tools.py"],
     "critic and evaluation": ["tests/trainer/test_critic.py", "tests/trainer/test_evaluating.py"],
     "packing": ["tests/trainer/test_packed_rows.py"],
-    "kernel calls": ["tests/trainer/test_kernel_calls.py"],
+    "calls of a GPU's kernels": ["tests/trainer/test_kernel_calls.py", "tests/engine/test_nccl_calls.py"],
     "energies": ["tests/trainer/test_energies.py", "tests/device/test_on_device.py"],
 }
 # Test: why it is not run there.
+RUNS = "tests/trainer/test_packed_rows.py::test_runs_are_the_same_with_and_without_padding"
 EXCLUDED = {
-    "tests/trainer/test_packed_rows.py::test_runs_are_the_same_with_and_without_padding[KL in the loss, several passes]": (
-        "TRL logs the mean of the micro-batches' mean KL, and packing moves rows between them; the two only agree where "
-        "all rollouts are equally long, as they are with the CPU's random numbers"
-    ),
+    f"{RUNS}[KL in the loss, several passes]": "TRL logs the mean of the micro-batches' mean KL, and packing moves rows "
+    "between them: both agree only where all rollouts are equally long, as with the CPU's random numbers",
 }
 
 

@@ -36,7 +36,9 @@ def build() -> Path:
     using = compiler()
     if using is None:
         raise RuntimeError("The stand-in accelerator needs a C++ compiler: install g++, or set CXX to another one.")
-    identity = hashlib.sha256(SOURCE.read_bytes() + f"{torch.__version__} {torch.__file__}".encode() + Path(__file__).read_bytes()).hexdigest()
+    identity = hashlib.sha256(
+        SOURCE.read_bytes() + f"{torch.__version__} {torch.__file__}".encode() + Path(__file__).read_bytes()
+    ).hexdigest()
     library = CACHE / f"{identity[:16]}.so"
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
