@@ -33,8 +33,10 @@ CHOSEN = {
 # Test: why it is not run there.
 RUNS = "tests/trainer/test_packed_rows.py::test_runs_are_the_same_with_and_without_padding"
 EXCLUDED = {
-    f"{RUNS}[KL in the loss, several passes]": "TRL logs the mean of the micro-batches' mean KL, and packing moves rows "
-    "between them: both agree only where all rollouts are equally long, as with the CPU's random numbers",
+    f"{RUNS}[KL in the loss, several passes]": (
+        "TRL logs the mean of the micro-batches' mean KL, and packing moves rows between them: both agree only where "
+        "all rollouts are equally long, as with the CPU's random numbers"
+    ),
 }
 
 
