@@ -15,7 +15,7 @@ def random_numbers_kept(device: torch.device) -> Iterator[None]:
     """After it every generator of random numbers is where it was before."""
     python = random.getstate()
     numpy = np.random.get_state()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
         yield
     random.setstate(python)
     np.random.set_state(numpy)

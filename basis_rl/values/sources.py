@@ -79,7 +79,7 @@ class ModelSource:
             if stop.is_set():
                 return
             # Sampling must not change the random numbers of the caller.
-            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
                 torch.manual_seed(seed)
                 tokens = [prompts[i] for i in chunk]
                 size = count * len(chunk)

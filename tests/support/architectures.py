@@ -9,6 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from tests.support.tiny import DEVICE
+
 VOCABULARY = 64
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -123,4 +125,4 @@ def small_model(name: str, attention: str | None = None, dtype: torch.dtype = to
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4.0)
-    return model.train()
+    return model.to(DEVICE).train()

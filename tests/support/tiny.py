@@ -124,7 +124,7 @@ class Keeps(BasisTrainer):
         return local
 
     def noted(self, inputs, output, local) -> Any:
-        return self._pending.newest, local.double()
+        return self._pending.newest, local.double().cpu()
 
 
 def flat(tensors) -> torch.Tensor:

@@ -79,8 +79,8 @@ class Kept(Keeps):
         return {
             "conversations": self.conversations,
             "ids": self.completion_lists,
-            "mask": output["completion_mask"] * output["tool_mask"],
-            "advantages": local.clone(),
+            "mask": (output["completion_mask"] * output["tool_mask"]).cpu(),
+            "advantages": local.clone().cpu(),
             "batch": self._pending.newest,
         }
 

@@ -16,7 +16,7 @@ from basis_rl.trainer.critic import NETWORK_FILE, Critic
 from tests.functional.test_pack_rows import CASES as GIVEN
 from tests.functional.test_pack_rows import ragged
 from tests.support.architectures import WITHOUT_DROPOUT, small_model
-from tests.support.tiny import flat, parity_reward, tiny_model, tiny_tokenizer, tiny_trainer
+from tests.support.tiny import DEVICE, flat, parity_reward, tiny_model, tiny_tokenizer, tiny_trainer
 from tests.trainer.test_energies import CASES, SETTINGS
 
 
@@ -29,8 +29,12 @@ def of_the_prompt(completions, solution, **kwargs):
     return [float(int(gold) > 15) for gold in solution]
 
 
+def on_cpu(module):
+    return copy.deepcopy(module).cpu()
+
+
 class Watched(BasisTrainer):
-    """Keeps the module, its inputs and the batch as they were before the module learned from it."""
+    """Keeps the module, its inputs and the batch as they were before the module learned from it, all on the CPU."""
 
     def __init__(self, *args, **kwargs):
         self.seen = []
@@ -41,7 +45,7 @@ class Watched(BasisTrainer):
         for used_up, batch, _ in self._pending._waiting:
             if used_up <= self._step:
                 kept = {key: value.clone() for key, value in critic._kept[batch.step].items()}
-                self.seen.append((batch, kept, copy.deepcopy(critic.module), copy.deepcopy(critic.optimizer)))
+                self.seen.append((batch, kept, on_cpu(critic.module), copy.deepcopy(critic.optimizer)))
         super()._learn()
 
 
@@ -95,7 +99,7 @@ def test_learning_is_that_of_a_plain_loop(kind, tmp_path, tiny_path):
     layers = [layer for layer in trained._critic.module.modules() if hasattr(layer, "gradient_checkpointing")]
     assert any(layer.gradient_checkpointing and layer.training for layer in layers) == ("," in kind)
     assert trained.seen[0][0].rewards.isnan().any()
-    after = [trained.seen[1][2], trained._critic.module]
+    after = [trained.seen[1][2], on_cpu(trained._critic.module)]
     norms = []
     for (batch, kept, module, optimizer), expected in zip(trained.seen, after, strict=True):
         other = torch.optim.AdamW(module.parameters(), lr=3e-3, weight_decay=0.0)
@@ -139,7 +143,7 @@ def test_the_gradients_of_two_ranks_add_up_to_those_of_one(tmp_path):
             found.append(value.clone())
             return value
 
-        places = {"num_processes": ranks, "process_index": rank, "device": torch.device("cpu"), "reduce": reduce}
+        places = {"num_processes": ranks, "process_index": rank, "device": torch.device(DEVICE), "reduce": reduce}
         accelerator = SimpleNamespace(**places, autocast=trained.accelerator.autocast)
         critic.accelerator = accelerator
         critic._kept[batch.step] = {key: value[rows] if value.ndim else value for key, value in kept.items()}
@@ -182,12 +186,12 @@ def values_and_gradients(module, values, weights):
 @pytest.mark.parametrize("case", ["groups below a system message", "rows without a token", "no token at all"])
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_value_model_sees_one_packed_row_with_the_values_of_padded_and_of_single_ones(case, checkpointed, critic):
-    ids, mask, scored = ragged(*GIVEN[case])
+    ids, mask, scored = (each.to(DEVICE) for each in ragged(*GIVEN[case]))
     tokens = max(GIVEN[case][1]) or 2
     if not scored.any():
         ids, mask = (torch.nn.functional.pad(each, (0, tokens)) for each in (ids, mask))
     wanted = mask[:, -tokens:]
-    weights = wanted * torch.linspace(-1, 1, wanted.numel()).view_as(wanted)
+    weights = wanted * torch.linspace(-1, 1, wanted.numel(), device=DEVICE).view_as(wanted)
     found, seen = [], []
 
     def note(module, args, kwargs):
@@ -203,7 +207,7 @@ def test_a_value_model_sees_one_packed_row_with_the_values_of_padded_and_of_sing
     assert seen[0][0] == 1
     assert seen[0][1] < mask.sum() or not scored.any()
     assert seen[1] == ids.shape
-    single = torch.zeros(wanted.shape) * own.module.head.outer.bias
+    single = torch.zeros(wanted.shape, device=DEVICE) * own.module.head.outer.bias
     for row in range(len(ids)):
         places = mask[row].bool()
         count = int(wanted[row].sum())
@@ -223,7 +227,7 @@ class ValueModelOfAUser(ValueModel):
 
 def test_what_a_value_model_cannot_take_it_is_not_given(critic, capsys):
     """A module of a user's own reads padded rows as before; a backbone that is not packed says so and has positions."""
-    ids, mask, scored = ragged(*GIVEN["groups below a system message"])
+    ids, mask, scored = (each.to(DEVICE) for each in ragged(*GIVEN["groups below a system message"]))
     tokens = max(GIVEN["groups below a system message"][1])
     given = ({"input_ids": ids % 60 + 3, "attention_mask": mask}, torch.arange(len(ids)), tokens)
     wanted = scored[:, -tokens:]
@@ -257,7 +261,8 @@ def test_the_head_reads_the_policys_hidden_states(case, lora, tmp_path, tiny_pat
                 found = self.model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[-1]
             tokens = output["completion_ids"].shape[1]
             local = super()._advantages(inputs, output)
-            seen.append((found[:, -tokens - 1 : -1], self._critic._kept[0]["hidden_states"], mask[:, -tokens:].bool()))
+            kept = self._critic._kept[0]["hidden_states"].to(DEVICE)
+            seen.append((found[:, -tokens - 1 : -1], kept, mask[:, -tokens:].bool()))
             return local
 
     lora_config = LoraConfig(target_modules=["q_proj"], init_lora_weights=False) if lora else None

@@ -15,7 +15,7 @@ from basis_rl.data import DataArguments, load_prompts
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.trainer.random_numbers import random_numbers_kept
 from basis_rl.trainer.scoring import EvalScores
-from tests.support.tiny import parity_reward, sums, tiny_trainer
+from tests.support.tiny import DEVICE, parity_reward, sums, tiny_trainer
 
 
 def test_a_problem_counts_once_however_often_it_fills_a_batch():
@@ -131,7 +131,7 @@ def recipe(tmp_path, tiny_path):
         "num_generations": 1,
         "per_device_train_batch_size": 8,
         "max_steps": 1,
-        "use_cpu": True,
+        "use_cpu": DEVICE == "cpu",
         "bf16": False,
         "gradient_checkpointing": False,
         "save_strategy": "no",

@@ -20,7 +20,7 @@ from basis_rl.trainer.attention import attention_name, let_through_packed_rows
 from basis_rl.trainer.packing import Method, Scorer, enable_packing, positions_of, reordered
 from tests.functional.test_pack_rows import EVERY, given, rows_of, visible
 from tests.support.architectures import ARCHITECTURES, VOCABULARY, WITHOUT_DROPOUT, small_model
-from tests.support.tiny import config, tiny_model, tiny_trainer
+from tests.support.tiny import DEVICE, config, tiny_model, tiny_trainer
 
 # What the table of docs/packing.md says of the others.
 PADDED = ("Mamba", "RWKV", "Bloom")
@@ -29,12 +29,14 @@ NOISY = ("Seed-OSS", "OPT", "GPT-2", "PhiMoE")
 PACKED = [name for name in ARCHITECTURES if name not in (*PADDED, *REFUSED)]
 IN_FLOAT32 = ("DeepSeek-V3", "MiniMax-M2", "Nemotron-H")
 EAGER_TOO = ("Llama", "Gemma3", "GPT-2", "Mixtral", "Qwen3-Next")
+# Except on a CPU, TRL's own head computes scores, in float32.
+EXACT = 1e-12 if DEVICE == "cpu" else 1e-5
 # Of two levels, and of eight; of some models' windows, the second has segments that are shorter.
 SHAPES = ("groups below a system message", "a deep tree")
 
 
 def small_rows(case="groups below a system message"):
-    ids, mask, scored = rows_of(case)
+    ids, mask, scored = (each.to(DEVICE) for each in rows_of(case))
     # With padding, TRL's head would also score a first token if it had a label.
     scored = scored * (mask.cumsum(dim=1) > 1)
     return ids % (VOCABULARY - 3) + 3, mask, scored
@@ -96,7 +98,7 @@ def test_architectures_give_the_scores_of_single_rows(name, attention, in_one_ca
     # Eager attention has its softmax in float32, and parts of some models compute in it whatever their weights are.
     exact = attention_name(model) != "eager" and name not in IN_FLOAT32
     for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12 if exact else 1e-6)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=EXACT if exact else max(EXACT, 1e-6))
     assert error(gradients(model, *found), expected_gradient) < (1e-6 if exact else 1e-4)
 
 
@@ -111,11 +113,11 @@ def test_in_16_bits_packed_rows_are_as_exact_as_single_ones(name):
         return [error(each, right) for each, right in zip(with_gradient, exact, strict=True)]
 
     exact = [*(each.detach() for each in row_by_row(model, *rows)), gradients(model, *row_by_row(model, *rows))]
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         single = row_by_row(model, *rows)
     of_single = errors(single)
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         *packed, _ = scores(model, *rows)
     for ours, theirs in zip(errors(packed), of_single, strict=True):
         assert 0 < ours < 1.5 * theirs
@@ -135,7 +137,7 @@ class Varlen:
             queries, keys = end - begin, last - first
             assert queries <= max_q
             assert keys <= max_k
-            seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+            seen = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
             seen = seen.triu(keys - queries - window_size[0]) if window_size[0] >= 0 else seen
             rows = [part.transpose(0, 1)[None] for part in (query[begin:end], key[first:last], value[first:last])]
             result = scaled_dot_product_attention(*rows, attn_mask=seen, scale=scale, enable_gqa=enable_gqa)
@@ -165,7 +167,7 @@ def test_a_kernel_of_variable_lengths_gives_the_scores_of_single_rows(name, case
     *found, _ = scores(model, *rows)
     assert varlen.types
     for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=EXACT)
     assert error(gradients(model, *found), expected_gradient) < 1e-6
 
 
@@ -196,7 +198,7 @@ def test_a_token_sees_the_last_ones_of_its_row_within_the_window(case, window):
 def test_under_autocast_the_kernel_is_used_and_gets_one_type(varlen):
     model = small_model("Qwen3", dtype=torch.float32)
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         scores(model, *small_rows())
     assert varlen.types == {(torch.bfloat16,) * 3}
 
@@ -241,7 +243,7 @@ def test_columns_of_padding_alone_are_not_computed_and_what_is_found_comes_back_
     output = scorer(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
     assert seen[0].shape[:2] == (len(ids), mask.sum(dim=1).max()) or packed
     for ours, theirs in zip((output.log_probs, output.entropy), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+        torch.testing.assert_close(ours.to(theirs.dtype), theirs, rtol=0, atol=EXACT)
     found = scorer.before_tokens(seen[0])
     assert found.shape[:2] == expected[0].shape
     for row in range(len(ids)):
@@ -307,7 +309,7 @@ def test_calls_with_a_mask_are_those_of_before(attention, tmp_path):
     model.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     assert "basis" not in json.dumps(saved)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=attention)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=attention).to(DEVICE)
     torch.testing.assert_close(again(**chosen).logits, before)
 
 
@@ -321,7 +323,7 @@ def test_lora_is_packed_and_learnt_prompts_are_not():
     *found, method = scores(model, *rows)
     assert str(method) == "shared"
     expected = row_by_row(model, *rows)
-    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=EXACT)
     prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     learnt = enable_packing(peft.get_peft_model(small_model("Qwen3"), prompts), config("unused"))
     assert not learnt.packed
@@ -371,7 +373,7 @@ class RowByRow(BasisTrainer):
 def test_every_objective_has_the_loss_of_single_rows(objective, method, tmp_path):
     rows = small_rows()
     generator = torch.Generator().manual_seed(0)
-    advantages = torch.randn(len(rows[0]), generator=generator, dtype=torch.float64)
+    advantages = torch.randn(len(rows[0]), generator=generator, dtype=torch.float64).to(DEVICE)
     found = []
     for cls in (RowByRow, BasisTrainer):
         settings = {"packing": "none" if method == "padded" else "auto"}
@@ -383,12 +385,12 @@ def test_every_objective_has_the_loss_of_single_rows(objective, method, tmp_path
         tokens = int(rows[2].any(dim=0).sum())
         with torch.no_grad():
             old = row_by_row(trainer.model, *rows)[0][:, -tokens:]
-        old = old + 0.3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(1), dtype=old.dtype)
+        old = old + 0.3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(1), dtype=old.dtype).to(DEVICE)
         loss = trainer._compute_loss(trainer.model, micro_batch(rows, advantages, old))
         loss.backward()
         found.append((loss.detach(), torch.cat([p.grad.flatten() for p in trainer.model.parameters()])))
     (expected, expected_gradient), (loss, gradient) = found
-    tolerance = 1e-5 if method == "padded" else 1e-7
+    tolerance = 1e-5 if method == "padded" or DEVICE != "cpu" else 1e-7
     assert abs(loss - expected) <= tolerance * abs(expected).clamp(min=1e-3)
     assert expected_gradient.norm() > 0
     assert error(gradient, expected_gradient) < 10 * tolerance
@@ -427,7 +429,7 @@ def test_runs_are_the_same_with_and_without_padding(run, tmp_path, tiny_path):
         assert trainer.packing.packed == (packing == "auto")
         trainer.train()
         logs.append([entry for entry in trainer.state.log_history if "loss" in entry])
-        weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+        weights.append(torch.cat([p.detach().flatten().cpu() for p in trainer.model.parameters()]))
     moved = torch.cat([p.detach().flatten() for p in tiny_model().parameters()])
     assert run in ("nothing scored", "cut off") or (weights[0] - moved).abs().max() > 1e-3
     torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=1e-5)

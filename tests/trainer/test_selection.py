@@ -30,7 +30,7 @@ class Noted(BasisTrainer):
         belief = self.selection.belief.believed(self.selection.prompt_ids) if self.selection else None
         trained = super()._advantages(inputs, output)
         self.batches.append(SimpleNamespace(
-            ids=[row["prompt_id"] for row in inputs], belief=belief, trained=trained, batch=self._pending.newest,
+            ids=[row["prompt_id"] for row in inputs], belief=belief, trained=trained.cpu(), batch=self._pending.newest,
             own=self.baseline.advantages(self._pending.newest).values,
         ))  # fmt: skip
         return trained

@@ -1,0 +1,91 @@
+"""Calls of attention kernels that only a GPU has: their arguments, and the scores if the kernel keeps its contract."""
+
+import pytest
+import torch
+from transformers import modeling_flash_attention_utils as flash_utils
+from transformers.integrations.flash_attention import flash_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from basis_rl.trainer import attention
+from tests.device.test_gpu_packing import LEAST, SHAPES, WORSE, measured, model_with, packed
+from tests.support.kernels import HALF, Flash, Varlen
+from tests.support.tiny import DEVICE
+from tests.trainer.test_packed_rows import error, row_by_row, small_rows
+
+MODELS = ("Qwen3", "Mistral", "Granite")
+FLASH = "flash_attention_reference"
+varlen_kernel = attention.varlen_attn
+
+
+@pytest.fixture
+def varlen(monkeypatch):
+    if varlen_kernel is None:
+        pytest.skip("torch before 2.10 has no varlen_attn")
+    reference = Varlen(varlen_kernel)
+    monkeypatch.setattr(attention, "varlen_attn", reference)
+    # All that the product asks, except for a GPU.
+    monkeypatch.setattr(attention, "_has_varlen", lambda query, key, value: query.dtype in HALF)
+    return reference
+
+
+@pytest.fixture
+def flash(monkeypatch):
+    """Transformers' own flash attention above a reference kernel."""
+    reference = Flash()
+    process = flash_utils._lazy_define_process_function(reference.varlen)
+    found = ((reference.dense, reference.varlen, None, None, None), (process, dict))
+    monkeypatch.setattr(flash_utils, "lazy_import_flash_attention", lambda *args, **kwargs: found)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, FLASH, flash_attention_forward)
+    return reference
+
+
+def assert_as_exact_as_single_rows(name, case, precision, implementation, kernel):
+    rows = [each.to(DEVICE) for each in small_rows(case)]
+    expected, expected_gradient = measured(row_by_row, model_with(name, "sdpa"), rows)
+    off = {}
+    for side in (row_by_row, packed):
+        model = model_with(name, "sdpa", torch.bfloat16 if precision == "bfloat16" else torch.float32)
+        if side is packed:
+            model.config._attn_implementation = implementation
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=precision == "autocast"):
+            found, gradient = measured(side, model, rows)
+        off[side] = (error(found, expected), error(gradient, expected_gradient))
+    assert kernel.calls == 2, "once in each layer, for all segments"
+    for what, ours, theirs in zip(("scores", "gradient"), off[packed], off[row_by_row], strict=True):
+        assert ours <= max(WORSE * theirs, LEAST), what
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
+@pytest.mark.parametrize("case", SHAPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_torchs_kernel_is_called_as_it_documents(name, case, precision, varlen):
+    """Grouped queries, a sliding window, a scale of the scores."""
+    assert_as_exact_as_single_rows(name, case, precision, "sdpa", varlen)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
+@pytest.mark.parametrize("case", SHAPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_flash_attention_is_called_as_transformers_and_the_kernel_document(name, case, precision, flash):
+    assert_as_exact_as_single_rows(name, case, precision, FLASH, flash)
+
+
+def test_the_reference_refuses_what_a_kernel_would_read_wrongly(varlen):
+    def tensors(dtype=torch.bfloat16):
+        return [torch.randn(4, 2, 8).to(dtype) for _ in range(3)]
+
+    ends = torch.tensor([0, 1, 4], dtype=torch.int32)
+    varlen(*tensors(), ends, ends, 3, 3, window_size=(-1, 0))
+    wrong = {
+        "int64 ends": (*tensors(), ends.long(), ends, 3, 3),
+        "float32": (*tensors(torch.float32), ends, ends, 3, 3),
+        "a maximum that is a tensor": (*tensors(), ends, ends, torch.tensor(3), 3),
+        "a maximum that is too small": (*tensors(), ends, ends, 2, 3),
+        "another layout": (*(each.transpose(0, 2) for each in tensors()), ends, ends, 3, 3),
+        "tokens beyond the last segment": (*tensors(), ends[:2], ends[:2], 1, 1),
+    }
+    for given in wrong.values():
+        with pytest.raises(AssertionError):
+            varlen(*given, window_size=(-1, 0))
+    with pytest.raises(TypeError, match="no_such"):
+        varlen(*tensors(), ends, ends, 3, 3, no_such=True)
