@@ -30,14 +30,6 @@ CHOSEN = {
     "calls of a GPU's kernels": ["tests/trainer/test_kernel_calls.py", "tests/engine/test_nccl_calls.py"],
     "energies": ["tests/trainer/test_energies.py", "tests/device/test_on_device.py"],
 }
-# Test: why it is not run there.
-RUNS = "tests/trainer/test_packed_rows.py::test_runs_are_the_same_with_and_without_padding"
-EXCLUDED = {
-    f"{RUNS}[KL in the loss, several passes]": (
-        "TRL logs the mean of the micro-batches' mean KL, and packing moves rows between them: both agree only where "
-        "all rollouts are equally long, as with the CPU's random numbers"
-    ),
-}
 
 
 def on_standin(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -48,9 +40,8 @@ def on_standin(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("what", CHOSEN)
 def test_trainers_on_an_accelerator(what: str) -> None:
-    excluded = [f"--deselect={name}" for name in EXCLUDED]
     options = ["-q", "-p", "tests.support.standin.plugin", "-p", "no:cacheprovider", "-m", "not long and not nightly"]
-    done = on_standin("-m", "pytest", *options, *excluded, *CHOSEN[what])
+    done = on_standin("-m", "pytest", *options, *CHOSEN[what])
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2_000:]
 
 

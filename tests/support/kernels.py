@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basis_rl.trainer.packing import ASKED
+
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -99,5 +101,10 @@ class Flash:
         self.calls += 1
         return attention_of_segments(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, window_size[0])
 
-    def dense(self, *args: Any, **kwargs: Any) -> Tensor:
-        raise AssertionError("a packed row reached the kernel for rows of one length")
+    def dense(
+        self, q: Tensor, k: Tensor, v: Tensor, *args: Any, softmax_scale: float | None = None, **_: Any
+    ) -> Tensor:
+        """For rows of one length, ``(B, L, heads, dim)``: of a packed row its tokens would see those of all rows."""
+        assert q.shape[:2] == k.shape[:2] == (1, ASKED), "only the row by which a model is asked for noise"
+        ends = torch.tensor([0, ASKED], device=q.device)
+        return attention_of_segments(q[0], k[0], v[0], ends, ends, softmax_scale, -1)[None]

@@ -104,7 +104,8 @@ def test_a_step_of_several_generation_batches_or_passes_weighs_each(shape, tmp_p
 
 def with_dropout():
     model = tiny_model(tiny_tokenizer())
-    model.config.attention_dropout = 0.1
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.1
     return model
 
 

@@ -12,6 +12,7 @@
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
@@ -183,7 +184,7 @@ int64_t fused_sdp_choice(const at::Tensor&, const at::Tensor&, const at::Tensor&
   return 0;
 }
 
-// torch asks each new device for a convolution of its own; a backward pass is not needed yet.
+// torch asks each new device for a convolution of its own, forward and backward.
 at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                        c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                        bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups) {
@@ -192,6 +193,19 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const 
   if (bias) added = on_cpu(*bias);
   return at::convolution_symint(on_cpu(input), on_cpu(weight), added, stride, padding, dilation, transposed,
                                 output_padding, groups).to(DEVICE);
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
+    const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& weight, c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding,
+    c10::SymInt groups, std::array<bool, 3> wanted) {
+  TORCH_CHECK(gradient.device() == weight.device(), "Expected all tensors to be on the same device");
+  c10::SymInt channels = gradient.sym_size(1);
+  auto [of_input, of_weight, of_bias] = at::convolution_backward_symint(
+      on_cpu(gradient), on_cpu(input), on_cpu(weight), c10::SymIntArrayRef(channels), stride, padding, dilation,
+      transposed, output_padding, groups, wanted);
+  auto back = [](const at::Tensor& tensor) { return tensor.defined() ? tensor.to(DEVICE) : tensor; };
+  return {back(of_input), back(of_weight), back(of_bias)};
 }
 
 // ---- Everything else: check the devices, then let the CPU compute.
@@ -274,6 +288,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Tensor", &set_source);
   m.impl("_fused_sdp_choice", &fused_sdp_choice);
   m.impl("convolution_overrideable", &convolution);
+  m.impl("convolution_backward_overrideable", &convolution_backward);
 }
 
 // ---- Mixed precision: which operators run in 16 bits and which in 32, as on CUDA.
