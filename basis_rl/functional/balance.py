@@ -1,0 +1,97 @@
+"""Rows divided into parts of about equal cost: among ranks, and among the micro-batches of each rank.
+
+A part costs the tokens that go through the model: of each row its own ones, and what the rows of one prompt have in
+common only once (`basis_rl.functional.packing.pack_rows`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from basis_rl.functional.packing import LEAST_SAVED
+
+
+class Row(NamedTuple):
+    """The tokens of a row.
+
+    Attributes:
+        group: the same number for rows of one prompt.
+        common: tokens that rows of the group have in common, so that a part computes them once.
+        own: all others.
+    """
+
+    group: int
+    common: int
+    own: int
+
+
+class Part(NamedTuple):
+    """Rows by their numbers, and what they cost at most."""
+
+    tokens: int
+    rows: list[int]
+
+
+def _pieces(members: Sequence[int], rows: Mapping[int, Row], most: float) -> Iterator[Part]:
+    """A group cut into pieces that have at most so many tokens, or are single rows."""
+    piece = Part(0, [])
+    own = 0
+    for number in members:
+        row = rows[number]
+        count = len(piece.rows) + 1
+        # What is repeated in several rows saves too little to be computed once.
+        tokens = own + row.own + min(count * row.common, row.common + LEAST_SAVED)
+        if piece.rows and tokens > most:
+            yield piece
+            piece = Part(0, [])
+            own = 0
+            tokens = row.own + row.common
+        own += row.own
+        piece = Part(tokens, [*piece.rows, number])
+    yield piece
+
+
+def spread(rows: Mapping[int, Row], parts: int, most: float = math.inf) -> list[Part]:
+    """`rows` by number in so many parts, whose largest has as few tokens as this heuristic finds; largest first.
+
+    The largest piece of a group is placed first, each where the fewest tokens are (the longest-processing-time rule).
+    Pieces are groups at first; then they are halved until they are rows, and the best result is kept, that with the
+    larger pieces of two that are equal. Deterministic.
+
+    Args:
+        rows: by number.
+        parts: how many; some may stay empty.
+        most: tokens above which pieces are cut from the beginning.
+    """
+    groups: dict[int, list[int]] = {}
+    for number, row in rows.items():
+        groups.setdefault(row.group, []).append(number)
+    results = []
+    while True:
+        pieces = [piece for members in groups.values() for piece in _pieces(members, rows, most)]
+        found = [Part(0, []) for _ in range(parts)]
+        for piece in sorted(pieces, key=lambda piece: (-piece.tokens, piece.rows)):
+            at = min(range(parts), key=lambda at: found[at].tokens)
+            found[at] = Part(found[at].tokens + piece.tokens, found[at].rows + piece.rows)
+        results.append(sorted(found, reverse=True))
+        if len(pieces) == len(rows):
+            return min(results, key=lambda found: [part.tokens for part in found])
+        most = max(piece.tokens for piece in pieces if len(piece.rows) > 1) / 2
+
+
+def divide(rows: Sequence[Row], ranks: int, budget: int) -> list[list[list[int]]]:
+    """For each rank the rows in each of its micro-batches, as many on every rank, and as few as are found.
+
+    Ranks have about equal tokens, not equal numbers of rows. A micro-batch has at most `budget` tokens unless it is a
+    single row. Those with the same place are about as large on every rank, since ranks wait for each other after each
+    of them.
+    """
+    shares = spread(dict(enumerate(rows)), ranks)
+    count = max(1, math.ceil(shares[0].tokens / budget))
+    while True:
+        found = [spread({number: rows[number] for number in share.rows}, count, budget) for share in shares]
+        if all(part.tokens <= budget or len(part.rows) == 1 for of_rank in found for part in of_rank):
+            return [[sorted(part.rows) for part in of_rank] for of_rank in found]
+        count += 1
