@@ -162,8 +162,7 @@ def setting_of(args: BasisConfig, model: ModelConfig, config: Any, launch: Launc
     method = scoring_method(config, args, model.attn_implementation)
     scoring: Scoring = "padded" if not method.packed else "shared" if method.shared else "packed"
     rows: float = args.per_device_train_batch_size
-    budget = args.per_device_token_budget
-    if budget is not None:
+    if budget := args.per_device_token_budget:
         # As many of the longest rows, but never less than one, nor more than a step has.
         rows = min(rows * args.gradient_accumulation_steps, max(1, budget / (prompt + args.max_completion_length)))
     return Setting(
@@ -173,7 +172,7 @@ def setting_of(args: BasisConfig, model: ModelConfig, config: Any, launch: Launc
         trainable_bytes=4 if lora else loaded,
         optimizer_states=_OPTIMIZER_STATES.get(str(getattr(args.optim, "value", args.optim))),
         rows=rows,
-        budgeted=budget is not None,
+        budgeted=bool(budget),
         prompt=prompt,
         completion=args.max_completion_length,
         checkpointing=args.gradient_checkpointing,

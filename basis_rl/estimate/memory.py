@@ -123,6 +123,12 @@ class Setting(Launch):
     budgeted: bool = False
 
     @property
+    def micro_batch(self) -> str:
+        """Its tokens."""
+        shape = f"({self.prompt} + {self.completion})"
+        return f"at most {self.rows:.3g} x {shape}" if self.budgeted else f"{self.rows} x {shape}"
+
+    @property
     def by_segment(self) -> bool:
         """Whether attention goes through packed rows segment by segment: on a GPU, kernels take them all in 16 bits."""
         on_gpu = self.attention == "sdpa" and not self.cpu and self.compute == 2

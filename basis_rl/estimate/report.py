@@ -157,7 +157,7 @@ def memory(run: Footprint, warn: Warn) -> str:
     total = peak(parts)
     lines = [
         f"{size.parameters:,} parameters, {size.trainable:,} trained, {size.layers} layers; "
-        f"{run.launch}; micro-batches of {_micro_batch(setting)} "
+        f"{run.launch}; micro-batches of {setting.micro_batch} "
         f"tokens, gradient checkpointing {'on' if setting.checkpointing else 'off'}. "
         f"Rollouts are scored {_SCORED[setting.scoring]}."
     ]
@@ -173,12 +173,6 @@ def memory(run: Footprint, warn: Warn) -> str:
     return "\n".join([*lines, _NOT_COUNTED, *_compared(run, total, warn)])
 
 
-def _micro_batch(setting: Setting) -> str:
-    if setting.budgeted:
-        return f"at most {setting.rows * (setting.prompt + setting.completion):.0f}"
-    return f"{setting.rows} x ({setting.prompt} + {setting.completion})"
-
-
 def _compared(run: Footprint, total: float, warn: Warn) -> list[str]:
     """The estimate beside the memory that a GPU has."""
     if run.memory is None:
@@ -189,9 +183,8 @@ def _compared(run: Footprint, total: float, warn: Warn) -> list[str]:
     if total <= run.memory:
         return [f"A GPU has {run.memory / GIB:.1f} GiB."]
     needs = f"The training needs about {total / GIB:.1f} GiB on each GPU, but a GPU has {run.memory / GIB:.1f} GiB"
-    smaller = "lower per_device_train_batch_size and raise gradient_accumulation_steps"
-    if run.setting.budgeted:
-        smaller = "lower per_device_token_budget"
+    rows = "per_device_train_batch_size and raise gradient_accumulation_steps"
+    smaller = f"lower {'per_device_token_budget' if run.setting.budgeted else rows}"
     warn(f"{needs}. Shard over more GPUs (accelerate_configs/zero3.yaml), {smaller}, or train adapters (use_peft).")
     return []
 

@@ -89,7 +89,7 @@ def divide(rows: Sequence[Row], ranks: int, budget: int) -> list[list[list[int]]
     of them.
     """
     shares = spread(dict(enumerate(rows)), ranks)
-    count = max(1, math.ceil(shares[0].tokens / budget))
+    count = max(1, *(math.ceil(sum(min(rows[at].own, budget) for at in part.rows) / budget) for part in shares))
     while True:
         found = [spread({number: rows[number] for number in share.rows}, count, budget) for share in shares]
         if all(part.tokens <= budget or len(part.rows) == 1 for of_rank in found for part in of_rank):

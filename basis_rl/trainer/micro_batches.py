@@ -42,7 +42,7 @@ def check_token_budget(args: BasisConfig, objective: AnyObjective, method: Metho
 
 
 def by_tokens(
-    accelerator: Accelerator, batches: Sequence[Inputs], window: int, budget: int, *, shared: bool
+    accelerator: Accelerator, batches: Sequence[Inputs], window: int, budget: int, shared: bool
 ) -> list[list[Inputs]]:
     """The rows of all ranks, exchanged between them within each optimizer step, as micro-batches of few tokens.
 

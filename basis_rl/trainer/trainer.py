@@ -379,14 +379,13 @@ class BasisTrainer(GRPOTrainer):
             return generation_batch
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
-        budget = self.args.per_device_token_budget
-        if self._buffered_inputs is before or not (self._window or budget):
+        if self._buffered_inputs is before:
             return inputs
-        if budget:
-            # Where a generation batch is not in step with the optimizer, rows stay in their micro-batch.
-            given = (self._buffered_inputs, self._window or 1, budget)
-            self._buffered_inputs = by_tokens(self.accelerator, *given, shared=self.packing.shared)
-        else:
+        if budget := self.args.per_device_token_budget:
+            # Where generation and optimizer are out of step, rows stay in their micro-batch.
+            given = (self._buffered_inputs, self._window or 1, budget, self.packing.shared)
+            self._buffered_inputs = by_tokens(self.accelerator, *given)
+        elif self._window:
             self._buffered_inputs = reordered(self._buffered_inputs, self._window, self.packing.shared)
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
@@ -554,8 +553,8 @@ class BasisTrainer(GRPOTrainer):
         around = self.timer.measure("scoring") if self._in_loss is None else nullcontext()
         if self._gradients is not None and self._in_loss is not None:
             around = self._gradients.of_loss(self._in_loss[0], scorer)
-        if kwargs.get("batch_size") and self.args.per_device_token_budget:
-            kwargs["batch_size"] = rows_within(self.accelerator, args[1], self.args.per_device_token_budget)
+        if kwargs.get("batch_size") and (budget := self.args.per_device_token_budget):
+            kwargs["batch_size"] = rows_within(self.accelerator, args[1], budget)
         with around:
             result = super()._get_per_token_logps_and_entropies(called, *args, **kwargs)
         if self._scored is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
+from safetensors.torch import load_file
 
 from basis_rl.__main__ import leave
 from basis_rl.baselines import BatchMean
@@ -72,11 +73,12 @@ def run(folder: Path | str, ranks: int, budget: int | None, model: str, **given:
     shape = {"per_device_train_batch_size": ROWS // 4 // ranks, "gradient_accumulation_steps": 2}
     shape |= {"steps_per_generation": 4, "max_steps": 3, "max_completion_length": 64, "max_grad_norm": 0.0}
     shape |= {"optim": "sgd", "learning_rate": 0.5, "per_device_token_budget": budget}
+    start = given.pop("start", None)
     baseline = given.pop("baseline", "rloo" if given.get("num_generations", 4) > 1 else "batch_mean")
     own = {"train_dataset": sums(ROWS), "model": model, "model_init_kwargs": {"dtype": torch.float64}}
     trainer = tiny_trainer(folder, baseline, Ragged, **{**shape, **own, **given})
     assert trainer.accelerator.num_processes == ranks
-    trainer.train()
+    trainer.train(resume_from_checkpoint=start)
     return trainer
 
 
@@ -89,6 +91,7 @@ def found_by(trainer: Any) -> dict[str, Any]:
         "trained": [Counter(each[1:] for each in batch) for batch in batches],
         "by_rank": [Counter(each[0] for each in batch) for batch in batches],
         "sizes": trainer.sizes,
+        "scored": trainer.scored,
         "synced": trainer.synced,
         "logs": [{key: row[key] for key in keys} for row in trainer.state.log_history if "loss" in row],
         "type": str(trainer.accelerator.distributed_type),
@@ -105,7 +108,7 @@ CASES: dict[str, dict[str, Any]] = {
     **{f"{name}, groups": {"objective": name, "num_iterations": 2} for name in OWN},
     **{f"{name}, single": {"objective": name, "num_iterations": 2, "num_generations": 1} for name in OWN},
     "one step of a batch": {"objective": "grpo", "steps_per_generation": 2},
-    "two batches in a step": {"objective": "dapo", "steps_per_generation": 1},
+    "two batches in a step": {"objective": "dapo", "steps_per_generation": 1, "num_generations": 2},
     "out of step": {"objective": "grpo", "gradient_accumulation_steps": 3, "steps_per_generation": 2, "max_steps": 4},
     "sharded": {"objective": "grpo", "model_init_kwargs": {"dtype": "float32"}},
     "checkpointing": {"objective": "grpo", "gradient_checkpointing": True},
@@ -119,10 +122,26 @@ CASES: dict[str, dict[str, Any]] = {
 BUDGETS = (60, 200, 10**6)
 
 
+def resumed(folder: Path, ranks: int, model: str) -> list[torch.Tensor]:
+    """The weights in the middle of a generation batch, after the step that follows, and after it once more."""
+    saving = {"save_strategy": "steps", "save_steps": 3, "max_steps": 4, "model_init_kwargs": {"dtype": "float32"}}
+    whole = run(folder / "whole", ranks, 60, model, **saving)
+    checkpoint = folder / "whole" / "checkpoint-3"
+    again = run(folder / "again", ranks, 60, model, start=str(checkpoint), **saving)
+    start = load_file(checkpoint / "model.safetensors")
+    return [
+        flat64(weights[name] for name in start)
+        for weights in (start, whole.model.state_dict(), again.model.state_dict())
+    ]
+
+
 def main(folder: Path, ranks: int, model: str, names: list[str]) -> dict[Any, Any]:
     """What the runs with each budget and without one have done, by name and budget."""
     results = {}
     for name in names:
+        if name == "resumed":
+            results[name] = resumed(folder, ranks, model)
+            continue
         for budget in (None, *BUDGETS):
             case = dict(CASES[name])
             if name == "a target":

@@ -3,11 +3,24 @@
 import pytest
 import torch
 import yaml
+from transformers import Qwen3Config
+from trl import ModelConfig
 
+from basis_rl.estimate.footprint import model_size, setting_of
+from basis_rl.estimate.memory import Launch, memory_parts
+from basis_rl.trainer.plan import Plan, check_adapter
+from examples.custom_objective import simple
+from tests.estimate.test_estimate_settings import SHAPE
+from tests.support.architectures import small_model
 from tests.support.ranks import ROOT, Launched
+from tests.support.tiny import config, flat, tiny_model, tiny_trainer
 from tests.trainer.budgeted import BUDGETS, CASES, main
+from tests.trainer.test_rollout_correction import ALIGNED, BOUNDS, logged
+from tests.trainer.test_rollout_correction import run as correct
 
-FEW = ["grpo, groups", "luspo, single", "dapo, groups", "gpg, groups", "KL of ours", "out of step", "a target"]
+# Tokens of the longest rollout with its prompt, at most.
+LONGEST = 75
+FEW = ["grpo, groups", "luspo, single", "gpg, groups", "KL of ours", "out of step", "a target"]
 REST = [name for name in CASES if name not in FEW and name != "sharded"]
 
 
@@ -29,7 +42,7 @@ def by_ranks(tmp_path_factory, model, names):
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory, tiny_path):
-    return by_ranks(tmp_path_factory, tiny_path, FEW)
+    return by_ranks(tmp_path_factory, tiny_path, [*FEW, "resumed"])
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +66,154 @@ def test_the_gradient_is_that_of_fixed_rows(case, budget, ranks, request):
         assert found[case, budget]["trained"] == found[case, None]["trained"]
         for ours, theirs in zip(found[case, budget]["logs"], found[case, None]["logs"], strict=True):
             assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_pass_is_within_the_budget_or_of_one_row_and_gradients_meet_once_a_step(budget, ranks, few):
+    several = False
+    for case in FEW:
+        for found in few[ranks]:
+            sizes = found[case, budget]["sizes"]
+            assert all(tokens <= budget or rows <= 1 for tokens, rows in sizes)
+            several |= any(tokens < budget and rows > 1 for tokens, rows in sizes)
+            assert all(tokens <= max(budget, LONGEST) for tokens in found[case, budget]["scored"])
+            for synced in found[case, budget]["synced"][:-1]:
+                assert synced == [False] * (len(synced) - 1) + [True] or ranks == 1
+    assert several
+    passes = [[len(found[case, budget]["sizes"]) for case in FEW] for found in few[ranks]]
+    assert passes == [passes[0]] * ranks, "ranks call the model as often"
+
+
+def test_ranks_are_balanced_and_rows_move_between_them(few):
+
+    def imbalance(budget):
+        tokens = [sum(size[0] for size in rank["grpo, groups", budget]["sizes"]) for rank in few[2]]
+        return max(tokens) / sum(tokens) * 2
+
+    assert imbalance(None) > 1.4
+    assert all(imbalance(budget) < 1.1 for budget in BUDGETS)
+    rows = few[2][0]["grpo, groups", 200]["by_rank"]
+    assert any(len(set(each.values())) > 1 for each in rows), "ranks may have unequal numbers of rows"
+
+
+def test_what_a_target_learns_is_in_the_order_of_the_batch(few):
+    for ranks in (1, 2):
+        for found in few[ranks]:
+            expected = found["a target", None]["moments"]
+            assert expected[0, 0, 0] > 0
+            for budget in BUDGETS:
+                torch.testing.assert_close(found["a target", budget]["moments"], expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_resumes_in_the_middle_of_a_generation_batch(ranks, few, tiny_path):
+    for found in few[ranks]:
+        start, whole, again = found["resumed"]
+        assert torch.equal(again, whole)
+        assert not torch.equal(start, whole)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["zero2", "zero3", "fsdp2"])
+def test_a_sharded_policy_has_the_norms_of_fixed_rows(kind, tmp_path, tiny_path):
+    pytest.importorskip("deepspeed")
+    for found in launched(tmp_path, tiny_path, ["sharded"], kind):
+        assert ("FSDP" if kind == "fsdp2" else "DEEPSPEED") in found["sharded", None]["type"]
+        expected = found["sharded", None]["logs"]
+        assert min(row["grad_norm"] for row in expected) > 1e-3
+        for budget in BUDGETS:
+            assert len(found["sharded", budget]["logs"]) == len(expected) == 3
+            for ours, theirs in zip(found["sharded", budget]["logs"], expected, strict=True):
+                assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
+@pytest.mark.parametrize("objective", ["dapo", "grpo", "gpg", "vespo"])
+@pytest.mark.parametrize("budget", [25, 10**6])
+def test_the_correction_of_the_engine_is_that_of_fixed_rows(budget, objective, mode, tmp_path):
+    """In the loss's own pass and in one before it."""
+    if objective == "vespo" and mode.startswith("sequence"):
+        pytest.skip("TRL refuses it")
+    for shape in (ALIGNED, {"gradient_accumulation_steps": 1, "steps_per_generation": 2}):
+        settings = {"objective": objective, "vllm_importance_sampling_mode": mode, "max_steps": 3, **BOUNDS, **shape}
+        fixed, cut = (
+            correct(tmp_path / str(given), "auto", **settings, per_device_token_budget=given)
+            for given in (None, budget)
+        )
+        assert (cut._correction is not None) == (shape is ALIGNED)
+        for found, expected in zip(logged(cut), logged(fixed), strict=True):
+            names = [
+                name for name in expected if name.startswith(("loss", "grad_norm", "reward", "sampling/", "rollout/"))
+            ]
+            assert {"loss", "grad_norm"} <= set(names)
+            for name in names:
+                assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5, nan_ok=True), name
+
+
+@pytest.mark.parametrize("given", [{"baseline": "ppo"}, {"baseline": "otb"}, {"baseline": "remax"}])
+def test_baselines_that_look_at_the_policy_train_the_same(given, tmp_path, tiny_path):
+    weights = []
+    for budget in (None, 40):
+        settings = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "max_steps": 4, "optim": "sgd"}
+        settings |= {"learning_rate": 0.5, "max_completion_length": 20, **given}
+        trainer = tiny_trainer(tmp_path / str(budget), model=tiny_path, per_device_token_budget=budget, **settings)
+        trainer.train()
+        weights.append(flat(trainer.model.parameters()))
+    assert (weights[0] - flat(tiny_model().parameters())).abs().max() > 1e-4
+    torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=2e-5)
+
+
+REFUSED = {
+    "packing none": {"packing": "none"},
+    "loss_type bnpo": {"loss_type": "bnpo"},
+    "an objective of your own": {"objective": simple},
+    "entropy_coef": {"entropy_coef": 0.01},
+    "use_adaptive_entropy": {"use_adaptive_entropy": True},
+    "top_entropy_quantile below 1": {"top_entropy_quantile": 0.5},
+    "log_gradient_variance": {"log_gradient_variance": True},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_depends_on_micro_batches_is_refused_with_the_way_out(name, tmp_path):
+    with pytest.raises(ValueError, match=rf"per_device_token_budget .*{name}.* per_device_train_batch_size"):
+        tiny_trainer(tmp_path, per_device_token_budget=100, **REFUSED[name])
+    tiny_trainer(tmp_path, **REFUSED[name])
+
+
+def test_models_that_are_scored_with_padding_are_refused_also_before_they_are_loaded(tmp_path):
+    model = small_model("LFM2 (convolutions)", dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"per_device_token_budget .*padding \(it has layers of type conv\)"):
+        tiny_trainer(tmp_path, model=model, per_device_token_budget=100)
+    plan = Plan(config(tmp_path, per_device_token_budget=100))
+    with pytest.raises(ValueError, match="it has layers of type conv"):
+        check_adapter(plan, model.config)
+    check_adapter(plan, tiny_model().config)
+
+
+def test_a_budget_has_at_least_one_token(tmp_path):
+    with pytest.raises(ValueError, match="per_device_token_budget must be at least 1, got 0"):
+        config(tmp_path, per_device_token_budget=0)
+
+
+def test_memory_is_estimated_for_the_budget(tmp_path):
+    """A micro-batch is never smaller than the longest row, nor larger than a step."""
+    model, shape = ModelConfig(model_name_or_path="m"), Qwen3Config(**SHAPE)
+
+    def parts(**given):
+        args = config(tmp_path, max_completion_length=90, gradient_accumulation_steps=2, **given)
+        setting = setting_of(args, model, shape, Launch(), 10)
+        size = model_size(shape, model)
+        return {part.name: part.bytes for part in memory_parts(size, setting)}, setting.rows
+
+    kept = "activations kept"
+    fixed, rows = parts(per_device_train_batch_size=4)
+    assert rows == 4
+    same, rows = parts(per_device_train_batch_size=8, per_device_token_budget=400)
+    assert rows == 4
+    assert same[kept] == fixed[kept]
+    assert same["LM head, or the layer at work"] >= fixed["LM head, or the layer at work"]
+    assert parts(per_device_train_batch_size=8, per_device_token_budget=50)[1] == 1
+    assert parts(per_device_train_batch_size=8, per_device_token_budget=150)[1] == 1.5
+    assert parts(per_device_train_batch_size=8, per_device_token_budget=10**6)[1] == 16
