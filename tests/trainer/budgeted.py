@@ -57,7 +57,7 @@ class Ragged(OnCpus):
         return [[*ids, self._tokenizer.eos_token_id] for ids in found], None
 
     def _get_grad_norm(self, model, *args, **kwargs):
-        if all(p.grad is not None for p in model.parameters()):
+        if all(type(p.grad) is torch.Tensor for p in model.parameters()):
             self.gradients.append(flat64(p.grad for p in model.parameters()))
         self.trained.append([])
         self.synced.append([])
@@ -84,12 +84,11 @@ def run(folder: Path | str, ranks: int, budget: int | None, model: str, **given:
 
 def found_by(trainer: Any) -> dict[str, Any]:
     """What all ranks have done, and what is logged."""
-    batches = [gather_object([(rank, *each) for each in rows]) for rank, rows in ranked(trainer, trainer.trained)]
     keys = ("loss", "grad_norm")
     return {
         "gradients": trainer.gradients,
-        "trained": [Counter(each[1:] for each in batch) for batch in batches],
-        "by_rank": [Counter(each[0] for each in batch) for batch in batches],
+        "mine": [Counter(rows) for rows in trainer.trained[:-1]],
+        "trained": [Counter(gather_object(rows)) for rows in trainer.trained[:-1]],
         "sizes": trainer.sizes,
         "scored": trainer.scored,
         "synced": trainer.synced,
@@ -97,10 +96,6 @@ def found_by(trainer: Any) -> dict[str, Any]:
         "type": str(trainer.accelerator.distributed_type),
         "moments": getattr(getattr(trainer.baseline, "optimal", None), "moments", None),
     }
-
-
-def ranked(trainer: Any, steps: list[Any]) -> list[tuple[int, Any]]:
-    return [(trainer.accelerator.process_index, rows) for rows in steps[:-1]]
 
 
 # By name the settings of a run; `budgets` are those it is run with.
