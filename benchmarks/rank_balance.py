@@ -5,7 +5,8 @@
 Two processes on this CPU, one thread each, train a Qwen3 of 4 layers with random weights on canned rollouts whose
 lengths are like those of GSM8K: log-normal, prompts of 56 tokens on average (sd/mean 0.4), rollouts of 150 (0.6), at
 most 512. An optimizer step has 64 rollouts of 8 prompts, 32 per rank. Without a budget they are 4 micro-batches of 8
-rows per rank, which are balanced within the rank (`packing: auto`); with one they are exchanged between ranks.
+rows per rank, which are balanced within the rank (`packing: auto`). The budget of 4,096 tokens is less than 8 rows of the
+largest length have, so `basis-rl check` estimates less memory for it.
 
 The cost of a micro-batch is the processor time of its forward and backward pass in its process, so that it does not
 matter what else the machine does. Ranks meet in each micro-batch (TRL gathers metrics), so a step takes the sum over
@@ -38,7 +39,7 @@ from benchmarks.trainers import parity, quiet, qwen3_config, tokenizer
 
 RANKS = 2
 MEAN, SPREAD, CAP = 150, 0.6, 512
-SIDES = {"fixed rows": None, "by tokens": 2048}
+SIDES = {"fixed rows": None, "by tokens": 4096}
 # The model's vocabulary, hidden size, layers and heads; optimizer steps of a round, and rounds.
 SCALE = ((8_192, 256, 4, 8), 4, 3)
 QUICK = ((512, 32, 1, 2), 1, 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from basis_rl.functional.packing import LEAST_SAVED
@@ -53,12 +54,11 @@ def _pieces(members: Sequence[int], rows: Mapping[int, Row], most: float) -> Ite
     yield piece
 
 
-def spread(rows: Mapping[int, Row], parts: int, most: float = math.inf) -> list[Part]:
-    """`rows` by number in so many parts, whose largest has as few tokens as this heuristic finds; largest first.
+def spreads(rows: Mapping[int, Row], parts: int, most: float = math.inf) -> list[list[Part]]:
+    """Ways to lay `rows` by number into so many parts, each with its largest part first.
 
     The largest piece of a group is placed first, each where the fewest tokens are (the longest-processing-time rule).
-    Pieces are groups at first; then they are halved until they are rows, and the best result is kept, that with the
-    larger pieces of two that are equal. Deterministic.
+    In the first way pieces are groups; in each further one they are half as large, until they are rows. Deterministic.
 
     Args:
         rows: by number.
@@ -68,16 +68,16 @@ def spread(rows: Mapping[int, Row], parts: int, most: float = math.inf) -> list[
     groups: dict[int, list[int]] = {}
     for number, row in rows.items():
         groups.setdefault(row.group, []).append(number)
-    results = []
+    ways = []
     while True:
         pieces = [piece for members in groups.values() for piece in _pieces(members, rows, most)]
         found = [Part(0, []) for _ in range(parts)]
         for piece in sorted(pieces, key=lambda piece: (-piece.tokens, piece.rows)):
             at = min(range(parts), key=lambda at: found[at].tokens)
             found[at] = Part(found[at].tokens + piece.tokens, found[at].rows + piece.rows)
-        results.append(sorted(found, reverse=True))
+        ways.append(sorted(found, reverse=True))
         if len(pieces) == len(rows):
-            return min(results, key=lambda found: [part.tokens for part in found])
+            return ways
         most = max(piece.tokens for piece in pieces if len(piece.rows) > 1) / 2
 
 
@@ -85,13 +85,18 @@ def divide(rows: Sequence[Row], ranks: int, budget: int) -> list[list[list[int]]
     """For each rank the rows in each of its micro-batches, as many on every rank, and as few as are found.
 
     Ranks have about equal tokens, not equal numbers of rows. A micro-batch has at most `budget` tokens unless it is a
-    single row. Those with the same place are about as large on every rank, since ranks wait for each other after each
-    of them.
+    single row. Ranks wait for each other after each micro-batch, so the least time is the least sum of the largest of
+    each place.
     """
-    shares = spread(dict(enumerate(rows)), ranks)
+    shares = min(spreads(dict(enumerate(rows)), ranks), key=lambda way: way[0].tokens)
     count = max(1, *(math.ceil(sum(min(rows[at].own, budget) for at in part.rows) / budget) for part in shares))
     while True:
-        found = [spread({number: rows[number] for number in share.rows}, count, budget) for share in shares]
-        if all(part.tokens <= budget or len(part.rows) == 1 for of_rank in found for part in of_rank):
-            return [[sorted(part.rows) for part in of_rank] for of_rank in found]
+        of_ranks = [spreads({at: rows[at] for at in part.rows}, count, budget) for part in shares]
+        # Pieces of about the same size on all ranks.
+        ways = [[ways[min(at, len(ways) - 1)] for ways in of_ranks] for at in range(max(map(len, of_ranks)))]
+        fitting = [way for way in ways if all(part.tokens <= budget or len(part.rows) == 1 for part in chain(*way))]
+        if fitting:
+            # The time of a step: what the largest of each place takes, one after the other.
+            best = min(fitting, key=lambda way: sum(max(same).tokens for same in zip(*way, strict=True)))
+            return [[sorted(part.rows) for part in parts] for parts in best]
         count += 1
