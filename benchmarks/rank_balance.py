@@ -5,8 +5,8 @@
 Two processes on this CPU, one thread each, train a Qwen3 of 4 layers with random weights on canned rollouts whose
 lengths are like those of GSM8K: log-normal, prompts of 56 tokens on average (sd/mean 0.4), rollouts of 150 (0.6), at
 most 512. An optimizer step has 64 rollouts of 8 prompts, 32 per rank. Without a budget they are 4 micro-batches of 8
-rows per rank, which are balanced within the rank (`packing: auto`). The budget of 4,096 tokens is less than 8 rows of the
-largest length have, so `basis-rl check` estimates less memory for it.
+rows per rank, which are balanced within the rank (`packing: auto`). The budget, 4,096 tokens, is less than 8 rows of
+the largest length have, so `basis-rl check` estimates less memory for it.
 
 The cost of a micro-batch is the processor time of its forward and backward pass in its process, so that it does not
 matter what else the machine does. Ranks meet in each micro-batch (TRL gathers metrics), so a step takes the sum over
