@@ -125,8 +125,8 @@ class Setting(Launch):
     @property
     def micro_batch(self) -> str:
         """Its tokens."""
-        shape = f"({self.prompt} + {self.completion})"
-        return f"at most {self.rows:.3g} x {shape}" if self.budgeted else f"{self.rows} x {shape}"
+        most = self.rows * (self.prompt + self.completion)
+        return f"at most {most:.0f}" if self.budgeted else f"{self.rows} x ({self.prompt} + {self.completion})"
 
     @property
     def by_segment(self) -> bool:

@@ -202,10 +202,13 @@ def test_memory_is_estimated_for_the_budget(tmp_path):
     """A micro-batch is never smaller than the longest row, nor larger than a step."""
     model, shape = ModelConfig(model_name_or_path="m"), Qwen3Config(**SHAPE)
 
+    told = []
+
     def parts(**given):
         args = config(tmp_path, max_completion_length=90, gradient_accumulation_steps=2, **given)
         setting = setting_of(args, model, shape, Launch(), 10)
         size = model_size(shape, model)
+        told.append(setting.micro_batch)
         return {part.name: part.bytes for part in memory_parts(size, setting)}, setting.rows
 
     kept = "activations kept"
@@ -218,3 +221,4 @@ def test_memory_is_estimated_for_the_budget(tmp_path):
     assert parts(per_device_train_batch_size=8, per_device_token_budget=50)[1] == 1
     assert parts(per_device_train_batch_size=8, per_device_token_budget=150)[1] == 1.5
     assert parts(per_device_train_batch_size=8, per_device_token_budget=10**6)[1] == 16
+    assert told == ["4 x (10 + 90)", "at most 400", "at most 100", "at most 150", "at most 1600"]
