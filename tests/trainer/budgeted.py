@@ -25,7 +25,7 @@ OWN = [name for name in OBJECTIVES if name != "bnpo"]
 
 
 class Ragged(OnCpus):
-    """Completions by global row, those of the last rank much longer; keeps what the passes and steps did."""
+    """Completions by global row, a few of the last rank much longer; keeps what the passes and steps did."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.sizes: list[tuple[int, int]] = []  # tokens and rows of each pass
@@ -50,7 +50,9 @@ class Ragged(OnCpus):
     def _generate_single_turn(self, prompt_ids, images, multimodal, num_generations, **kwargs):
         rank, number = self.accelerator.process_index, self._generation_batch
         rows = range(rank * len(prompt_ids), (rank + 1) * len(prompt_ids))
-        lengths = [1 + row * row * (5 + number) % 11 + (40 if row >= ROWS // 2 and row % 3 else 0) for row in rows]
+        lengths = [
+            1 + row * row * (5 + number) % 11 + (45 if row >= ROWS // 2 and row % 6 in (4, 5) else 0) for row in rows
+        ]
         found = [
             [20 + (row * 7 + 3 * k * k + number) % 50 for k in range(n)] for row, n in zip(rows, lengths, strict=True)
         ]
