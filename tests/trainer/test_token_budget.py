@@ -1,5 +1,7 @@
 """Micro-batches by tokens: every step has the rollouts and the gradient that it has with fixed rows."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import yaml
@@ -8,6 +10,7 @@ from trl import ModelConfig
 
 from basis_rl.estimate.footprint import model_size, setting_of
 from basis_rl.estimate.memory import Launch, memory_parts
+from basis_rl.trainer.micro_batches import by_tokens
 from basis_rl.trainer.plan import Plan, check_adapter
 from examples.custom_objective import simple
 from tests.estimate.test_estimate_settings import SHAPE
@@ -224,3 +227,21 @@ def test_memory_is_estimated_for_the_budget(tmp_path):
     assert parts(per_device_train_batch_size=8, per_device_token_budget=150)[1] == 1.5
     assert parts(per_device_train_batch_size=8, per_device_token_budget=10**6)[1] == 16
     assert told == ["4 x (10 + 90)", "at most 400", "at most 100", "at most 150", "at most 1600"]
+
+
+def test_where_a_longer_rank_has_tokens_there_is_nothing_here():
+    """Prompts stay next to their completions, and a weight of 1 does not count in vespo's sum of logarithms."""
+
+    def widened(value, dim, pad_index, pad_first):
+        empty = value.new_full((len(value), 2), pad_index)
+        return value if value.ndim < 2 else torch.cat([empty, value] if pad_first else [value, empty], dim=1)
+
+    whole = {"prompt_ids": torch.full((4, 3), 7), "completion_ids": torch.full((4, 5), 8), "advantages": torch.ones(4)}
+    whole |= {f"{kind}_mask": torch.ones_like(whole[f"{kind}_ids"]) for kind in ("prompt", "completion")}
+    whole["importance_sampling_ratio"] = torch.full((4, 5), 0.5)
+    one = SimpleNamespace(num_processes=1, process_index=0, gather=lambda value: value, pad_across_processes=widened)
+    ((part,),) = by_tokens(one, [whole], 1, 100, True)
+    assert part["real_rows"] == 4
+    assert part["prompt_ids"][0].tolist() == [0, 0, 7, 7, 7]
+    assert part["completion_mask"][0].tolist() == [1, 1, 1, 1, 1, 0, 0]
+    assert part["importance_sampling_ratio"][0].tolist() == [0.5] * 5 + [1.0] * 2
