@@ -44,7 +44,7 @@ def two_steps(config: Qwen3Config, setting: Setting) -> None:
     score = Scorer(model, enable_packing(model, args))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     length = setting.prompt + setting.completion
-    ids = torch.randint(0, config.vocab_size, (setting.rows, length))
+    ids = torch.randint(0, config.vocab_size, (int(setting.rows), length))
     labels = ids.masked_fill(torch.arange(length) < setting.prompt, -100)
     for _ in range(2):
         score(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, fused_lm_head=True).loss.backward()

@@ -161,13 +161,18 @@ def setting_of(args: BasisConfig, model: ModelConfig, config: Any, launch: Launc
     attention = model.attn_implementation or "sdpa"
     method = scoring_method(config, args, model.attn_implementation)
     scoring: Scoring = "padded" if not method.packed else "shared" if method.shared else "packed"
+    rows: float = args.per_device_train_batch_size
+    if budget := args.per_device_token_budget:
+        # As many of the longest rows, but never less than one, nor more than a step has.
+        rows = min(rows * args.gradient_accumulation_steps, max(1, budget / (prompt + args.max_completion_length)))
     return Setting(
         **dataclasses.asdict(launch),
         low=2 if args.bf16 or args.fp16 else 0,
         frozen_bytes=loaded,
         trainable_bytes=4 if lora else loaded,
         optimizer_states=_OPTIMIZER_STATES.get(str(getattr(args.optim, "value", args.optim))),
-        rows=args.per_device_train_batch_size,
+        rows=rows,
+        budgeted=bool(budget),
         prompt=prompt,
         completion=args.max_completion_length,
         checkpointing=args.gradient_checkpointing,

@@ -88,7 +88,9 @@ class Setting(Launch):
         low: bytes of a number in mixed precision, 2; 0 without.
         frozen_bytes, trainable_bytes: of a parameter as it is loaded.
         optimizer_states: numbers that the optimizer keeps for each trained one, in its own precision; None if unknown.
-        rows, prompt, completion: of a micro-batch, in sequences and tokens.
+        rows, prompt, completion: of a micro-batch, in sequences and tokens; a budget of tokens is so many of the
+            longest sequences.
+        budgeted: there is such a budget, so that short prompts may leave it to completions.
         checkpointing: activations are computed again in the backward pass.
         attention: ``sdpa``, ``eager``, or a flash kernel's name, which needs no mask.
         accumulation: micro-batches an optimizer step.
@@ -105,7 +107,7 @@ class Setting(Launch):
     frozen_bytes: int = 4
     trainable_bytes: int = 4
     optimizer_states: float | None = 2.0
-    rows: int = 1
+    rows: float = 1
     prompt: int = 0
     completion: int = 0
     checkpointing: bool = True
@@ -118,6 +120,13 @@ class Setting(Launch):
     scoring: Scoring = "padded"
     cpu: bool = False
     compact_head: bool = False
+    budgeted: bool = False
+
+    @property
+    def micro_batch(self) -> str:
+        """Its tokens."""
+        most = self.rows * (self.prompt + self.completion)
+        return f"at most {most:.0f}" if self.budgeted else f"{self.rows} x ({self.prompt} + {self.completion})"
 
     @property
     def by_segment(self) -> bool:
@@ -250,7 +259,7 @@ def head_bytes(size: ModelSize, setting: Setting) -> float:
     of it, but in 16 bits it adds a product of the matrix's size at once, and under autocast it casts the matrix.
     """
     c = 4 if setting.head_fp32 else setting.compute
-    tokens = setting.rows * setting.completion
+    tokens = setting.rows * (setting.completion + setting.prompt * setting.budgeted)
     trained = size.trainable == size.parameters
     if setting.compact_head:
         rows = min(tokens, max(LEAST_ROWS, TILE_BYTES // (size.vocabulary * c)))

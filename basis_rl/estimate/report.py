@@ -157,7 +157,7 @@ def memory(run: Footprint, warn: Warn) -> str:
     total = peak(parts)
     lines = [
         f"{size.parameters:,} parameters, {size.trainable:,} trained, {size.layers} layers; "
-        f"{run.launch}; micro-batches of {setting.rows} x ({run.prompt} + {run.args.max_completion_length}) "
+        f"{run.launch}; micro-batches of {setting.micro_batch} "
         f"tokens, gradient checkpointing {'on' if setting.checkpointing else 'off'}. "
         f"Rollouts are scored {_SCORED[setting.scoring]}."
     ]
@@ -183,7 +183,8 @@ def _compared(run: Footprint, total: float, warn: Warn) -> list[str]:
     if total <= run.memory:
         return [f"A GPU has {run.memory / GIB:.1f} GiB."]
     needs = f"The training needs about {total / GIB:.1f} GiB on each GPU, but a GPU has {run.memory / GIB:.1f} GiB"
-    smaller = "lower per_device_train_batch_size and raise gradient_accumulation_steps"
+    rows = "per_device_train_batch_size and raise gradient_accumulation_steps"
+    smaller = f"lower {'per_device_token_budget' if run.setting.budgeted else rows}"
     warn(f"{needs}. Shard over more GPUs (accelerate_configs/zero3.yaml), {smaller}, or train adapters (use_peft).")
     return []
 

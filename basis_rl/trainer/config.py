@@ -55,6 +55,12 @@ class BasisConfig(GRPOConfig):
         "auto scores rollouts without padding and common beginnings of rollouts only once, if the model allows it; "
         "none scores padded rows as TRL does.",
     )
+    per_device_token_budget: int | None = option(
+        None,
+        "The tokens of a micro-batch, in place of per_device_train_batch_size rollouts; only a longer single rollout "
+        "has more. Rollouts are exchanged between processes, so that each has about as many tokens in an optimizer "
+        "step. A step has the same rollouts as without it.",
+    )
     difficulty_column: str | None = option(
         None, "A column with at most 20 different values; the reward is logged for each of them."
     )
@@ -169,7 +175,7 @@ class BasisConfig(GRPOConfig):
             "num_iterations",
             "steps_per_generation",
         )
-        least = dict.fromkeys((*counts, "generation_batch_size", "max_completion_length"), 1)
+        least = dict.fromkeys((*counts, "generation_batch_size", "max_completion_length", "per_device_token_budget"), 1)
         least |= dict.fromkeys(("hub_retries", "hub_retry_wait", "keep_rollouts_mb"), 0)
         for name, bound in least.items():
             value = getattr(self, name)

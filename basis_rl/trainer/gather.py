@@ -73,6 +73,16 @@ def gather_tokens(accelerator: Accelerator, values: Tensor) -> Tensor:
     return gathered.cpu()
 
 
+def gather_rows(accelerator: Accelerator, rows: Tensor, values: Tensor) -> Tensor:
+    """``(N, T)`` on CPU in the order of `rows`, the numbers of each rank's ``(B,)`` of them; B may differ between
+    ranks, and -1 is the number of what is no row."""
+    numbers, found = (
+        gather_tokens(accelerator, accelerator.pad_across_processes(each, dim=0, pad_index=-1))
+        for each in (rows, values)
+    )
+    return found[numbers >= 0][numbers[numbers >= 0].argsort()]
+
+
 def local_rows(values: Tensor, accelerator: Accelerator, rows: int, tokens: int) -> Tensor:
     """This rank's ``(rows,)`` or ``(rows, tokens)`` of the global values, ``(N,)`` or ``(N, T)``, as float32."""
     start = accelerator.process_index * rows

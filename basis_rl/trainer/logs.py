@@ -125,41 +125,42 @@ class StepMeans:
     """
 
     def __init__(self) -> None:
-        self._found: dict[str, list[tuple[float, int]]] = {}
+        self._found: dict[str, list[tuple[float, int, int]]] = {}
 
     @contextmanager
     def taking(
-        self, metrics: dict[str, list[float]], tokens: int, rollouts: int, of_rollouts: tuple[str, ...]
+        self, metrics: dict[str, list[float]], tokens: int, rollouts: tuple[int, int], of_rollouts: tuple[str, ...]
     ) -> Iterator[None]:
         """What is added to TRL's `metrics` within it is taken out: the log of a micro-batch, of which this rank has so
-        many tokens and rollouts. Names that begin with one of `of_rollouts` are of means over rollouts."""
+        many tokens, and rows for TRL and real ones. Names that begin with one of `of_rollouts` are of means over
+        rows."""
         before = {name: len(values) for name, values in metrics.items()}
         yield
         for name, values in list(metrics.items()):
             new = values[before.get(name, 0) :]
             if new and _is_of_tokens(name):
                 del values[len(values) - len(new) :]
-                size = rollouts if name.startswith(of_rollouts) else tokens
-                self._found.setdefault(name, []).extend((value, size) for value in new)
+                sizes = rollouts if name.startswith(of_rollouts) else (tokens, tokens)
+                self._found.setdefault(name, []).extend((value, *sizes) for value in new)
 
     def take(self, accelerator: Accelerator) -> dict[str, float]:
         """The means of what was taken since the last call. Collective."""
         found, self._found = self._found, {}
         if not found:
             return {}
-        sizes = torch.tensor([[n for _, n in each] for each in found.values()], dtype=torch.float64)
+        sizes = torch.tensor([[sizes for _, *sizes in each] for each in found.values()], dtype=torch.float64)
         totals = accelerator.reduce(sizes.to(accelerator.device), reduction="sum").cpu()
         means = {}
         for (name, each), counts in zip(found.items(), totals, strict=True):
-            values = torch.tensor([value for value, _ in each], dtype=torch.float64)
-            known = ~values.isnan() & (counts > 0)
+            values = torch.tensor([value for value, *_ in each], dtype=torch.float64)
+            known = ~values.isnan() & (counts[:, 1] > 0)
             kept = values[known]
             if not len(kept):
                 means[name] = math.nan
             elif name.endswith(("_min", "_max")):
                 means[name] = float(kept.min() if name.endswith("_min") else kept.max())
             else:
-                means[name] = float((kept * counts[known]).sum() / counts[known].sum())
+                means[name] = float((kept * counts[known, 0]).sum() / counts[known, 1].sum())
         return means
 
 

@@ -44,13 +44,10 @@ class PolicyLoss:
         trl_kl = self.args.beta == 0.0 or (self.kl_in_loss and self.args.kl_estimator == "k3")
         return self.own is None and trl_kl
 
-    @property
-    def depends_on_micro_batch(self) -> bool:
-        """Whether the result depends on how the rows of a step are divided among its micro-batches."""
-        bonus = self.args.entropy_coef != 0.0 or self.args.use_adaptive_entropy
-        # What a user's own function does with its rows is not known.
-        unknown = self.own is not None and self.own not in OBJECTIVES.values()
-        return bonus or unknown or (self.own is None and self.args.loss_type == "bnpo")
+    def row_weight(self, inputs: Inputs) -> float:
+        """What TRL's loss of a micro-batch is multiplied by: its share of the rows, where that loss is their mean."""
+        by_tokens = OF_LOSS_TYPE[self.args.loss_type] == "token_mean"
+        return 1.0 if by_tokens else inputs.get("row_weight", 1.0)
 
     def for_trl(self, inputs: Inputs) -> Inputs:
         """The micro-batch as TRL's method is to see it."""
@@ -129,10 +126,24 @@ class PolicyLoss:
             per_token,
             action_mask(inputs),
             aggregation,
-            accumulation=accumulation or 1.0,
+            accumulation=(accumulation or 1.0) / inputs.get("row_weight", 1.0),
             max_length=self.args.max_completion_length,
             tokens=tokens,
         )
+
+
+def depending_on_micro_batches(args: BasisConfig, objective: AnyObjective) -> list[str]:
+    """The settings with which the result depends on how the rows of a step are divided among its micro-batches."""
+    own = isinstance(objective, Objective)
+    found = {
+        "loss_type bnpo": not own and args.loss_type == "bnpo",
+        # What a user's own function does with its rows is not known.
+        "an objective of your own": own and objective not in OBJECTIVES.values(),
+        "entropy_coef": args.entropy_coef != 0.0,
+        "use_adaptive_entropy": args.use_adaptive_entropy,
+        "top_entropy_quantile below 1": args.top_entropy_quantile != 1.0,
+    }
+    return [name for name, is_set in found.items() if is_set]
 
 
 def loss_inputs(inputs: Inputs, log_probs: Tensor, entropy: Tensor, args: BasisConfig, *, weights: bool) -> LossInputs:

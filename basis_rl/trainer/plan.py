@@ -44,6 +44,8 @@ from basis_rl.samplers import SAMPLERS, PromptSampler, build_sampler, sampler_na
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.gather import prompt_ids_of
 from basis_rl.trainer.generation_check import check_generation, check_truncated_sampling, generation_kwargs_of
+from basis_rl.trainer.micro_batches import check_token_budget
+from basis_rl.trainer.packing import method_of
 from basis_rl.trainer.prompt_check import check_prompts, check_template, first_rows, render_prompt
 from basis_rl.trainer.tool_check import as_functions, check_tools
 from basis_rl.types import OF_UPDATE, SIGNALS, RunContext
@@ -488,6 +490,7 @@ OF_SETTINGS: tuple[Check, ...] = (
     check_baseline_needs,
     check_greedy,
     objective_for_tokens,
+    lambda plan: check_token_budget(plan.args, plan.objective),
     check_sampler_needs,
 )
 
@@ -715,11 +718,12 @@ def check_context(plan: Plan, config: Any) -> None:
 
 
 def check_adapter(plan: Plan, config: Any) -> None:
-    """Attention and adapter fit the model, which is built for it on the meta device, without weights."""
+    """Attention, adapter and packing fit the model, which is built for it on the meta device, without weights."""
     adapter = copy.deepcopy(plan.kwargs.get("peft_config"))
     given = plan.args.model_init_kwargs
     attention = given.get("attn_implementation") if isinstance(given, dict) else None
-    if (adapter is None and attention is None) or type(config) not in AutoModelForCausalLM._model_mapping:
+    asked = adapter or attention or plan.args.per_device_token_budget
+    if asked is None or type(config) not in AutoModelForCausalLM._model_mapping:
         return
     if is_deepspeed_zero3_enabled():
         # Under ZeRO-3 transformers would shard this model too, which the meta device cannot do.
@@ -732,6 +736,7 @@ def check_adapter(plan: Plan, config: Any) -> None:
         return
     except ValueError as error:
         raise ValueError(f"attn_implementation: {error}") from error
+    check_token_budget(plan.args, plan.objective, method_of(built, plan.args))
     if adapter is None:
         return
     from peft import get_peft_model

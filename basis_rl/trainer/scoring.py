@@ -132,9 +132,11 @@ class GradientEnergies:
         self.warned = False
 
     @staticmethod
-    def prepare(output: Output) -> None:
-        """Add to a rank's generation batch the place of each row, since rows will move, and room for the energies."""
-        output["row"] = torch.arange(len(output["completion_ids"]), device=output["completion_ids"].device)
+    def prepare(output: Output, rank: int) -> None:
+        """Add to a rank's generation batch each row's place in that of all ranks, since rows will move, and room for
+        the energies."""
+        rows = len(output["completion_ids"])
+        output["global_row"] = torch.arange(rows, device=output["completion_ids"].device) + rank * rows
         output["gradient_energies"] = torch.zeros_like(output["completion_mask"], dtype=torch.float32)
 
     @contextmanager
@@ -143,7 +145,7 @@ class GradientEnergies:
 
         A micro-batch that comes again (``num_iterations``) keeps those of the first pass.
         """
-        if "row" not in inputs or inputs["gradient_energies"].any():
+        if "global_row" not in inputs or inputs["gradient_energies"].any():
             yield
             return
         entered: list[Any] = []
@@ -173,8 +175,9 @@ class GradientEnergies:
         if entered and entered[0].requires_grad:
             entered[0].register_hook(energies)
 
-    def taken(self, micro_batches: Sequence[Output]) -> Tensor:
-        """``(B, T)`` of the rank's generation batch, ordered as in `prepare`; warns once if the loss tells nothing."""
+    def taken(self, micro_batches: Sequence[Output]) -> tuple[Tensor, Tensor]:
+        """The places ``(B,)`` and the energies ``(B, T)`` of the rows that this rank has trained on; warns once if the
+        loss tells nothing."""
         found = torch.cat([each["gradient_energies"] for each in micro_batches])
         if not self.warned and not found.any() and any(bool(each["advantages"].any()) for each in micro_batches):
             self.warned = True
@@ -184,7 +187,7 @@ class GradientEnergies:
                     "or the model is compiled (torch_compile). So the baseline cannot learn its target and stays the "
                     "value. Set baseline_kwargs: {target: value}, or change that."
                 )
-        return found[torch.cat([each["row"] for each in micro_batches]).argsort()]
+        return torch.cat([each["global_row"] for each in micro_batches]), found
 
 
 def rollout_mismatch(accelerator: Accelerator, output: Output) -> dict[str, float]:
@@ -233,12 +236,13 @@ class RolloutCorrection:
         self.args = args
         self._seen: list[Output] = []
 
-    def add(self, inputs: Sequence[Output], log_probs: Tensor) -> Output | None:
+    def add(self, inputs: Sequence[Output], log_probs: Tensor, count: int) -> Output | None:
         """Put the weights of a micro-batch where the loss looks for them.
 
         Args:
             inputs: the micro-batch, and the copy of it that TRL's loss reads, if that is another one.
             log_probs: ``(B, T)`` of the loss's pass.
+            count: micro-batches of the generation batch.
 
         Returns:
             At the last micro-batch of a generation batch, that batch as if it had been scored before; else None.
@@ -255,11 +259,11 @@ class RolloutCorrection:
             each["importance_sampling_ratio"] = weights
         if is_new:
             self._seen.append({**first, "old_per_token_logps": scored})
-        if len(self._seen) < self.args.steps_per_generation:
+        if len(self._seen) < count:
             return None
         names = {"completion_ids", "completion_mask", "tool_mask", "sampling_per_token_logps", "old_per_token_logps"}
         names = (names | {"importance_sampling_ratio"}) & set(first | {"old_per_token_logps": None})
-        whole = {name: torch.cat([each[name] for each in self._seen]) for name in names}
+        whole = {name: torch.cat([each[name][: each.get("real_rows")] for each in self._seen]) for name in names}
         self._seen = []
         return whole
 

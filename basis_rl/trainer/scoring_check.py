@@ -69,7 +69,8 @@ def settled(
     name = type(getattr(model, "module", model)).__name__
     config: Any = next(module for module in model.modules() if isinstance(module, PreTrainedModel)).config
     known = [[token % config.get_text_config().vocab_size for token in ids] for ids in prompts]
-    count = min(args.per_device_train_batch_size, len(ROLLOUTS))
+    # A budget of tokens puts as many rows together as it has room for.
+    count = min(len(ROLLOUTS), args.per_device_train_batch_size if args.per_device_token_budget is None else 3)
     rows = asked_rows(known, count, longest or PROMPT + max(ROLLOUTS), next(model.parameters()).device)
     told: list[str] = []
     with torch.no_grad(), _evaluating(model), _narrow_windows(model, config, longest), _stirred(model):

@@ -14,9 +14,10 @@ A step, in the order in which TRL calls the methods that stand here in the same 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -60,10 +61,11 @@ from basis_rl.trainer.config import BasisConfig, without_secrets
 from basis_rl.trainer.critic import Critic, policy_is_sharded
 from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
 from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout, reads_boxes
-from basis_rl.trainer.gather import gather_batch, gather_tokens, local_rows, prompt_ids_of
+from basis_rl.trainer.gather import gather_batch, gather_rows, local_rows, prompt_ids_of
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
 from basis_rl.trainer.logs import StepMeans, distinct, of_kind, per_rollout, rollout_rows, set_aside, without_infinities
-from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, token_means
+from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, depending_on_micro_batches, token_means
+from basis_rl.trainer.micro_batches import by_tokens, check_token_budget, parts_of, rows_within
 from basis_rl.trainer.model_check import (
     check_trained,
     copy_reference,
@@ -136,6 +138,7 @@ class BasisTrainer(GRPOTrainer):
     _pending_metrics: Any
     _buffered_inputs: Any
     _step: int
+    _current_train_step_time: float
 
     def __init__(
         self,
@@ -275,6 +278,7 @@ class BasisTrainer(GRPOTrainer):
         self._eval_name = ""
         self.timer = StepTimer(accelerator, self.model.config, "bfloat16" if args.bf16 else str(self.model.dtype))
         self.packing = enable_packing(self.model, args)
+        check_token_budget(args, self.objective, self.packing)
         self._energies: scoring.EnergyRecorder | None = None
         if "energies" in self.baseline.requires:
             head = {"temperature": self.temperature, "fp32_head": args.cast_lm_head_to_fp32}
@@ -336,6 +340,7 @@ class BasisTrainer(GRPOTrainer):
             precisions.insert(0, Precision.of(own))
         given = (self.args, self._asked_prompts, precisions, self._longest_row)
         self.packing = settled(model, self.packing, *given)
+        check_token_budget(self.args, self.objective, self.packing)
         self._correction = scoring.RolloutCorrection(self.args) if self._loss_scores_rollouts() else None
         self._window, why = self._order_window()
         if self.accelerator.is_main_process:
@@ -347,11 +352,12 @@ class BasisTrainer(GRPOTrainer):
         then why."""
         args = self.args
         each = args.steps_per_generation, args.gradient_accumulation_steps
+        on = depending_on_micro_batches(args, self.objective) + ["router_aux_loss_coef"] * self.aux_loss_enabled
         why = ""
         if max(each) % min(each):
             why = "neither of steps_per_generation and gradient_accumulation_steps divides the other"
-        elif self.policy_loss.depends_on_micro_batch or self.top_entropy_quantile < 1.0 or self.aux_loss_enabled:
-            why = "the loss depends on which rows share a micro-batch"
+        elif on:
+            why = f"the loss depends on which rows share a micro-batch ({', '.join(on)})"
         return (0 if why or not self.packing.packed else min(each)), why
 
     def _build_selection(self) -> None:
@@ -413,17 +419,25 @@ class BasisTrainer(GRPOTrainer):
             self.log_metric("rollout/sync_error", self.vllm_generation.sync_error)
         output["advantages"] = self._advantages(inputs, output)
         if self._gradients is not None:
-            self._gradients.prepare(output)
+            self._gradients.prepare(output, self.accelerator.process_index)
         if self.tools and self.args.filter_void_turns:
             self.turns.drop_void(output)
         return output
 
-    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        if isinstance(generation_batch, dict):
+            # `training_step` has prepared it already.
+            return generation_batch
         before = self._buffered_inputs
-        inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        if self._buffered_inputs is before or not self._window:
+        inputs = super()._prepare_inputs(generation_batch)
+        if self._buffered_inputs is before:
             return inputs
-        self._buffered_inputs = reordered(self._buffered_inputs, self._window, self.packing.shared)
+        if budget := self.args.per_device_token_budget:
+            # Where generation and optimizer are out of step, rows stay in their micro-batch.
+            given = (self._buffered_inputs, self._window or 1, budget, self.packing.shared)
+            self._buffered_inputs = by_tokens(self.accelerator, *given)
+        elif self._window:
+            self._buffered_inputs = reordered(self._buffered_inputs, self._window, self.packing.shared)
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def _ids(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -590,6 +604,8 @@ class BasisTrainer(GRPOTrainer):
         around = self.timer.measure("scoring") if self._in_loss is None else nullcontext()
         if self._gradients is not None and self._in_loss is not None:
             around = self._gradients.of_loss(self._in_loss[0], scorer)
+        if kwargs.get("batch_size") and (budget := self.args.per_device_token_budget):
+            kwargs["batch_size"] = rows_within(self.accelerator, args[1], budget)
         with around:
             result = super()._get_per_token_logps_and_entropies(called, *args, **kwargs)
         if self._in_loss is not None:
@@ -597,7 +613,7 @@ class BasisTrainer(GRPOTrainer):
         if self._scored is not None:
             self._scored.append(result[:2])
         if self._correction is not None and self._in_loss is not None:
-            whole = self._correction.add(self._in_loss, result[0])
+            whole = self._correction.add(self._in_loss, result[0], len(parts_of(self._buffered_inputs)))
             if whole is not None:
                 self._log_mismatch(whole)
         return result
@@ -750,15 +766,21 @@ class BasisTrainer(GRPOTrainer):
         # TRL's ratios of whole rollouts have one value for each.
         whole = self.importance_sampling_level == "sequence" and inputs["advantages"].ndim == 1
         of_rollouts = ("vespo/", "clip_ratio/") if whole else ("vespo/",)
-        taking = self._means.taking(metrics, tokens, len(inputs["completion_mask"]), of_rollouts)
+        rows = len(inputs["completion_mask"])
+        real = inputs.get("real_rows", rows)
+        taking = self._means.taking(metrics, tokens, (rows, real), of_rollouts)
         in_loss = [inputs] if self.model.training else None
         with self.timer.measure("loss"), taking, attributes(self, _in_loss=in_loss):
-            loss = super()._compute_loss(model, inputs) if alone else self._own_loss(model, inputs)
-        self.timer.loss_ended(torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1))
+            loss = self._trl_loss(model, inputs) if alone else self._own_loss(model, inputs)
+        self.timer.loss_ended(torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)[:real])
         # While a critic warms up, the policy does not learn. The loss is multiplied by 0 and not replaced, so that the
         # backward pass, which is collective, still runs on every rank.
         learned = self.baseline if isinstance(self.baseline, LearnedBaseline) and self.model.training else None
         return loss * 0.0 if learned and learned.policy_waits(self._generation_batch - 1) else loss
+
+    def _trl_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        loss: Tensor = super()._compute_loss(model, inputs)
+        return loss * self.policy_loss.row_weight(inputs)
 
     def _own_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """TRL's loss without its KL term, and our terms, from one scoring pass."""
@@ -768,7 +790,7 @@ class BasisTrainer(GRPOTrainer):
         scored: list[tuple[Tensor, Tensor]] = []
         # With beta 0 TRL leaves out its own KL term; `terms` adds ours.
         with attributes(self, beta=0.0, _scored=scored):
-            loss: Tensor = super()._compute_loss(model, given)
+            loss = self._trl_loss(model, given)
         ((log_probs, entropy),) = scored
         accumulation = float(self.current_gradient_accumulation_steps) if self.model.training else None
         terms, metrics = self.policy_loss.terms(
@@ -796,12 +818,40 @@ class BasisTrainer(GRPOTrainer):
             )
         return factor
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        loss: Tensor = super().training_step(*args, **kwargs)
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """One of TRL's micro-batches: with a budget of tokens it may be several, each with its own backward pass, or
+        none."""
+        began = time.perf_counter()
+        # As transformers does before it prepares the inputs.
+        model.train()
+        if callable(getattr(self.optimizer, "train", None)):
+            self.optimizer.train()
+        parts = parts_of([self._prepare_inputs(inputs)])
+        loss = torch.zeros((), device=self.accelerator.device)
+        for part in parts[:-1]:
+            with self._unsynchronized(model):
+                # TRL's own would count a micro-batch.
+                loss = loss + super(GRPOTrainer, self).training_step(model, part, *args, **kwargs)
+            self.timer.backward_ended()
+        self._current_train_step_time += time.perf_counter() - began
+        if not parts:
+            self._step += 1
+            return loss
+        loss = loss + super().training_step(model, parts[-1], *args, **kwargs)
         self.timer.backward_ended()
         if self._monitor is not None:
             self._monitor.count()
         return loss
+
+    @contextmanager
+    def _unsynchronized(self, model: Any) -> Iterator[None]:
+        """Within it gradients are only added up: the last backward pass of an optimizer step averages them over
+        ranks."""
+        state = self.accelerator.gradient_state
+        # DeepSpeed goes by the flag, and before the last micro-batch of a step transformers sees to it.
+        by_flag = self.is_deepspeed_enabled or state.plugin_kwargs.get("sync_each_batch") or not state.sync_gradients
+        with attributes(state, sync_gradients=False), nullcontext() if by_flag else self.accelerator.no_sync(model):
+            yield
 
     def _get_grad_norm(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         norm = super()._get_grad_norm(model, *args, **kwargs)
@@ -817,10 +867,10 @@ class BasisTrainer(GRPOTrainer):
         """Complete the newest generation batch, once the policy has used it up, with what its losses told."""
         if self._gradients is None or not self._pending.without_gradients(self._step):
             return
+        parts = parts_of(self._buffered_inputs)
         # Rollouts of a run that was saved with another target have no place for them.
-        if "row" in self._buffered_inputs[0]:
-            mine = self._gradients.taken(self._buffered_inputs)
-            self._pending.complete(gather_tokens(self.accelerator, mine))
+        if "global_row" in parts[0]:
+            self._pending.complete(gather_rows(self.accelerator, *self._gradients.taken(parts)))
 
     def _learn(self) -> None:
         """Let the baseline learn from the batches that are used up: the policy was updated on all of them.

@@ -18,6 +18,7 @@ from benchmarks import (
     memory_estimate,
     prefetch,
     prompts_once,
+    rank_balance,
     reward_ranges,
     selection_cost,
     short_attention,
@@ -55,6 +56,12 @@ def test_step_cost_compares_all_sides_on_the_same_rollouts():
         assert all(ratios[0] > 0 for ratios in found[case]["ratios"].values())
     peaks = found["memory"]["peak bytes"]
     assert peaks[step_cost.PACKED] < 0.5 * peaks[step_cost.TRL]
+
+
+def test_the_waiting_of_ranks_is_measured_on_both_sides():
+    found = rank_balance.main(["--quick"])
+    assert found["steps"].keys() == rank_balance.SIDES.keys()
+    assert all(0 <= step["idle"] < 1 for steps in found["steps"].values() for step in steps)
 
 
 def test_both_kernels_of_attention_are_timed():

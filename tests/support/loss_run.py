@@ -59,7 +59,7 @@ class FakeRun(BasisTrainer):
     @property
     def metrics(self):
         """Those of the mode, as lists."""
-        of_tokens = {name: [value for value, _ in each] for name, each in self._means._found.items()}
+        of_tokens = {name: [value for value, *_ in each] for name, each in self._means._found.items()}
         return dict(self._metrics["train" if self.model.training else "eval"]) | of_tokens
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):

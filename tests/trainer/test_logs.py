@@ -118,7 +118,7 @@ def test_means_of_a_step_are_those_of_its_tokens():
     values = {"entropy": (1.0, 2.0, 4.0), "kl": (0.1, math.nan, 0.4), "clip_ratio/high_max": (0.2, 0.9, 0.1)}
     values |= {"clip_ratio/low_min": (0.3, 0.2, 0.4), "clip_ratio/region_mean": (0.0, 1.0, 0.5)}
     for at, (tokens, rollouts) in enumerate(((10, 4), (30, 1), (0, 3))):
-        with means.taking(metrics, tokens, rollouts, ("clip_ratio/",)):
+        with means.taking(metrics, tokens, (rollouts + at, rollouts), ("clip_ratio/",)):
             for name, each in values.items():
                 metrics.setdefault(name, []).append(each[at])
             metrics["reward"].append(0.25)
@@ -127,7 +127,8 @@ def test_means_of_a_step_are_those_of_its_tokens():
     assert metrics["reward"] == [0.5, 0.25, 0.25, 0.25], "not of tokens"
     assert found["entropy"] == pytest.approx((10 * 1 + 30 * 2) / 40)
     assert found["kl"] == pytest.approx(0.1)
-    assert found["clip_ratio/region_mean"] == pytest.approx((4 * 0 + 1 * 1 + 3 * 0.5) / 8)
+    # TRL's mean is also over rows without a rollout, which are there for other ranks.
+    assert found["clip_ratio/region_mean"] == pytest.approx((4 * 0 + 2 * 1 + 5 * 0.5) / 8)
     assert found["clip_ratio/high_max"] == 0.9
     assert found["clip_ratio/low_min"] == 0.2
     assert means.take(Accelerator(cpu=True)) == {}

@@ -109,7 +109,12 @@ def test_the_state_is_restored_on_every_rank_and_backend():
 
 
 def test_step_counts_micro_batches():
-    assert "self._step += 1" in source(GRPOTrainer.training_step)
+    text = source(GRPOTrainer.training_step)
+    assert "self._step += 1" in text
+    assert "super().training_step(model, inputs, num_items_in_batch)" in text
+    assert "self._current_train_step_time += time_after - time_before" in text
+    text = source(Trainer.training_step)
+    assert 0 < text.index("model.train()") < text.index("self.optimizer.train()") < text.index("self._prepare_inputs(")
 
 
 def test_greedy_rollouts_use_what_is_there():
@@ -317,10 +322,12 @@ OWNERS = {
     "deepspeed": transformers.integrations.deepspeed,
     "trl_utils": trl.trainer.utils,
     "modeling_utils": transformers.modeling_utils,
+    "modeling_mixtral": transformers.models.mixtral.modeling_mixtral,
+    "masking_utils": transformers.masking_utils,
     "chat_template_utils": transformers.utils.chat_template_utils,
 }
 # Whose private names are common words of ours too.
-READ_ONLY = {"PreTrainedConfig": transformers.PreTrainedConfig, "PreTrainedModel": transformers.PreTrainedModel}
+READ_ONLY = {"PreTrainedConfig": transformers.PreTrainedConfig}
 
 
 def rows():
