@@ -12,7 +12,8 @@ layers of linear attention in four (Qwen3.5), or rollouts of several turns of wh
 - ``TRL``: `GRPOTrainer` as it is.
 - ``TRL, head fixed``: the same, with `basis_rl.trainer.head` on a CPU in place of its head. A GPU has such a head.
 - ``padded``: ours with ``packing: none``.
-- ``packed``: ours as it is: no padding, and what prompts have in common once.
+- ``packed``: ours as it is: no padding, and what rollouts begin with in common once.
+- ``budget``: the same with a budget of 2,048 tokens for a micro-batch instead of 8 rollouts.
 
 Memory is measured in separate steps, because counting slows them down: the largest sum of all tensors alive at one
 time, less parameters, gradients and optimizer.
@@ -59,7 +60,8 @@ from benchmarks.trainers import StepClock, parity, quiet, qwen3_config, tokenize
 
 MEAN, CAP, PROMPT_MEAN, PROMPT_SPREAD = 80, 200, 56, 0.4
 MICRO_BATCH = 8
-TRL, FIXED, PADDED, PACKED = "TRL", "TRL, head fixed", "padded", "packed"
+TRL, FIXED, PADDED, PACKED, BUDGET = "TRL", "TRL, head fixed", "padded", "packed", "budget"
+TOKENS = 2_048
 
 
 @dataclass(frozen=True)
@@ -78,22 +80,24 @@ class Case:
     turns: int = 0
 
 
-OURS = (PADDED, PACKED)
+OURS = (PADDED, PACKED, BUDGET)
+ALONE = (PADDED, PACKED)
 CASES = {
     "G = 8, spread 0.5": Case(0.5, rows=64),
     "G = 8, spread 0.8": Case(0.8, rows=64),
-    "G = 1, spread 0.5": Case(0.5, group=1, sides=OURS, baseline="none", rows=64),
-    "G = 1, spread 0.8": Case(0.8, group=1, sides=OURS, baseline="none", rows=64),
-    "equal lengths, nothing shared": Case(0.0, group=1, sides=OURS, baseline="none"),
-    "otb": Case(0.8, sides=OURS, baseline="otb"),
-    "ppo": Case(0.8, sides=OURS, baseline="ppo"),
+    "G = 1, spread 0.5": Case(0.5, group=1, sides=ALONE, baseline="none", rows=64),
+    "G = 1, spread 0.8": Case(0.8, group=1, sides=ALONE, baseline="none", rows=64),
+    "equal lengths, nothing shared": Case(0.0, group=1, sides=ALONE, baseline="none"),
+    "otb": Case(0.8, sides=ALONE, baseline="otb"),
+    "ppo": Case(0.8, sides=ALONE, baseline="ppo"),
     "KL": Case(0.8, sides=(TRL, PACKED), settings={"beta": 0.04}),
     "mixture of experts": Case(0.8, model="mixture"),
     "hybrid": Case(0.8, model="hybrid"),
     "turns": Case(0.8, turns=60),
+    "token budget": Case(0.8, sides=(PACKED, BUDGET), rows=64),
     "memory": Case(0.8, weighed=True),
     "G = 8, bf16": Case(0.8, rows=64, settings={"bf16": True}),
-    "G = 1, bf16": Case(0.8, group=1, sides=OURS, baseline="none", rows=64, settings={"bf16": True}),
+    "G = 1, bf16": Case(0.8, group=1, sides=ALONE, baseline="none", rows=64, settings={"bf16": True}),
 }
 
 
@@ -234,6 +238,7 @@ def build(side: str, case: Case, folder: str, scale: Scale, steps: int) -> Any:
     }  # fmt: skip
     if ours:
         settings["packing"] = "none" if side == PADDED else "auto"
+        settings["per_device_token_budget"] = TOKENS if side == BUDGET else None
     args = (BasisConfig if ours else GRPOConfig)(output_dir=f"{folder}/run", **settings)
     kinds = {TRL: CannedTrl, FIXED: CannedFixed}
     make: Any = partial(CannedBasis, baseline=case.baseline) if ours else kinds[side]
