@@ -1,4 +1,4 @@
-"""Which architectures are scored without padding: the table of `docs/packing.md`, made by scoring rows with each.
+"""Which architectures are scored without padding: the table of `docs/packing.md`, made by asking each as a run does.
 
     python -m tools.packing_table        # writes the page
 
@@ -15,28 +15,32 @@ from trl.trainer.utils import add_fused_lm_head
 from basis_rl import BasisConfig
 from basis_rl.text import markdown_table
 from basis_rl.trainer.attention import attention_name
-from basis_rl.trainer.packing import Scorer, enable_packing
+from basis_rl.trainer.packing import enable_packing
+from basis_rl.trainer.scoring_check import Precision, settled
 from tests.support.architectures import ARCHITECTURES, small_model
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "packing.md"
 MARKS = "<!-- table: python -m tools.packing_table -->\n\n", "\n\n<!-- end of table -->"
+PROMPTS = [list(range(10, 45)), list(range(5, 41))]
 HEAD = ["model", "attention", "CPU", "GPU"]
 
 
 def result(name: str, device: str) -> tuple[str, str]:
-    """The attention of a small model and how its rows are scored on a device, after scoring two that begin alike."""
-    model = small_model(name, dtype=torch.float32 if device == "cpu" else torch.bfloat16).to(device)
+    """The attention of a small model, and how a run on that device would score its rows."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    model = small_model(name, dtype=dtype).to(device)
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    method = enable_packing(model, BasisConfig(output_dir="unused", use_cpu=True, bf16=False, report_to="none"))
-    ids = (torch.arange(80, device=device).view(2, 40) % 40 + 3).clamp(max=60)
-    labels = ids.masked_fill(torch.arange(40, device=device) < 30, -100)
-    with torch.no_grad():
-        output = Scorer(model, method)(
-            input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, fused_lm_head=True
-        )
-    assert output.log_probs.isfinite().all(), name
-    why = method.reason or ("it has dropout" if str(method) == "packed" else "")
-    return attention_name(model), f"{method}: {why}" if why else str(method)
+    args = BasisConfig(output_dir="unused", use_cpu=True, bf16=False, report_to="none")
+    try:
+        method = settled(model, enable_packing(model, args), args, PROMPTS, [Precision.of(dtype)])
+    except ValueError as error:
+        whys = {
+            "per_device_train_batch_size": "its rows depend on their neighbours",
+            "not this model's head": "TRL's fused head is not its own",
+            "cannot be scored": "TRL's fused head does not run on it",
+        }
+        return attention_name(model), "refused: " + next(why for key, why in whys.items() if key in str(error))
+    return attention_name(model), f"{method}: {method.reason}" if method.reason else str(method)
 
 
 def table(page: str) -> str:

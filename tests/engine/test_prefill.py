@@ -14,7 +14,7 @@ LENGTHS = (9, 12, 5)
 # They remember more of a prompt than keys and values per token, could read images, or take no positions.
 NOT_SHARED = (
     *("Qwen3-Next", "Qwen3.5", "MiniMax-01", "LFM2", "Jamba", "Granite 4", "Falcon-H1", "Nemotron-H", "Mamba", "RWKV"),
-    *("Gemma3 (images)", "Qwen2.5-VL", "Qwen3-VL", "Gemma4", "Bloom", "DeepSeek-V3.2"),
+    *("Gemma3 (images)", "Qwen2.5-VL", "Qwen3-VL", "Gemma4", "Llama 4", "Bloom", "DeepSeek-V3.2"),
 )
 
 

@@ -86,6 +86,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma4",
         {**WINDOW, "layer_types": BOTH, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY},
     ),
+    "Llama 4": ("llama4", {**EXPERTS, "intermediate_size_mlp": 48, "attention_chunk_size": 64}),
     "Mamba": ("mamba", {**EAGER, "state_size": 8}),
     "Bloom": ("bloom", {**EAGER, "n_layer": 2, "n_head": 4}),
     "DeepSeek-V3.2": (

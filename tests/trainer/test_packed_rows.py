@@ -24,7 +24,7 @@ from tests.support.tiny import DEVICE, config, tiny_model, tiny_trainer
 
 # What the table of docs/packing.md says of the others.
 PADDED = ("Mamba", "RWKV", "Bloom")
-REFUSED = ("DeepSeek-V3.2", "ModernBERT (decoder)")
+REFUSED = ("Llama 4", "DeepSeek-V3.2", "ModernBERT (decoder)")
 NOISY = ("Seed-OSS", "OPT", "GPT-2", "PhiMoE")
 PACKED = [name for name in ARCHITECTURES if name not in (*PADDED, *REFUSED)]
 IN_FLOAT32 = ("DeepSeek-V3", "MiniMax-M2", "Nemotron-H")

@@ -50,7 +50,8 @@ def difference(model, method):
 def test_every_architecture_is_scored_as_rows_alone_or_refused_with_the_figure(name):
     model = small_model(name, dtype=torch.float32)
     if name in REFUSED:
-        with pytest.raises(ValueError, match=r"differ from those of \w+'s own forward pass by 0\.\d+ nats"):
+        off = r"differ from those of \w+'s own forward pass by 0\.\d+ nats"
+        with pytest.raises(ValueError, match="TRL's fused head" if name == "Llama 4" else off):
             ask(model)
         return
     method = ask(model)

@@ -190,7 +190,9 @@ def test_what_depends_on_micro_batches_is_refused_with_the_way_out(name, tmp_pat
 
 def test_models_that_are_scored_with_padding_are_refused_also_before_they_are_loaded(tmp_path):
     model = small_model("Mamba", dtype=torch.float32, vocab_size=300)
-    with pytest.raises(ValueError, match=r"per_device_token_budget .*padding \(it has layers of type linear_attention\)"):
+    with pytest.raises(
+        ValueError, match=r"per_device_token_budget .*padding \(it has layers of type linear_attention\)"
+    ):
         tiny_trainer(tmp_path, model=model, per_device_token_budget=100)
     plan = Plan(config(tmp_path, per_device_token_budget=100))
     with pytest.raises(ValueError, match="it has layers of type linear_attention"):
