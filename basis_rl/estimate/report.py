@@ -27,7 +27,7 @@ _PHASES: Mapping[Phase, str] = {
 _SCORED: Mapping[Scoring, str] = {
     "padded": "with padding",
     "packed": "without padding",
-    "shared": "without padding and what prompts begin with in common once",
+    "shared": "without padding and what rollouts begin with in common once",
 }
 _NOT_COUNTED = (
     "The figures for weights, gradients and optimizer are exact. The rest is an estimate for a micro-batch in which "
@@ -159,7 +159,7 @@ def memory(run: Footprint, warn: Warn) -> str:
         f"{size.parameters:,} parameters, {size.trainable:,} trained, {size.layers} layers; "
         f"{run.launch}; micro-batches of {setting.micro_batch} "
         f"tokens, gradient checkpointing {'on' if setting.checkpointing else 'off'}. "
-        f"Rollouts are scored {_SCORED[setting.scoring]}."
+        f"By the model's configuration, rollouts are scored {_SCORED[setting.scoring]}; a run asks the model itself."
     ]
     for phase, title in _PHASES.items():
         rows = [part for part in parts if part.phase == phase]
