@@ -7,8 +7,9 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from basis_rl.trainer import BasisTrainer
-from tests.support.tiny import sums, tiny_model, tiny_trainer
+from basis_rl.trainer import BasisTrainer, model_check
+from basis_rl.trainer.model_check import slow_half_note
+from tests.support.tiny import config, sums, tiny_model, tiny_trainer
 
 LORA = LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False, lora_dropout=0.5)
 
@@ -75,3 +76,24 @@ def test_rows_that_never_train_are_named(rows, shuffled, tmp_path, caplog):
     assert told == (rows == 18 and not shuffled)
     seen = {index for epoch in range(9) for index in trainer.epoch_order(epoch)}
     assert (seen < set(range(rows))) == told
+
+
+@pytest.mark.parametrize("half", ["bf16", "fp16"])
+def test_numbers_in_which_a_processor_is_slow_are_told_with_the_key(half, tmp_path, monkeypatch, capsys):
+    speeds = {torch.float32: 6e9, torch.bfloat16: 2e9, torch.float16: 2e9}
+    monkeypatch.setattr(model_check, "operations_per_second", speeds.get)
+    args = config(tmp_path, **{half: True})
+    told = f"{half} takes 3.0 times as long as float32 on this processor (measured). Set {half}: false."
+    assert slow_half_note(args) == told
+    assert slow_half_note(config(tmp_path)) == ""
+    monkeypatch.setattr(args, "use_cpu", False)
+    assert slow_half_note(args) == "", "a GPU was not measured"
+    tiny_trainer(tmp_path, **{half: True})
+    assert capsys.readouterr().out.count(told) == 1
+    speeds[torch.bfloat16] = speeds[torch.float16] = 9e9
+    tiny_trainer(tmp_path, **{half: True})
+    assert "as long as float32" not in capsys.readouterr().out
+
+
+def test_a_processors_speed_is_measured():
+    assert 1e8 < model_check.operations_per_second(torch.float32) < 1e13

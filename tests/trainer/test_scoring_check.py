@@ -68,6 +68,8 @@ def test_rows_that_depend_on_their_neighbours_are_refused_with_the_way_out_and_s
     ):
         ask(small_model(name, dtype=torch.float32))
     assert str(ask(small_model(name, dtype=torch.float32), rows=1)) == "padded"
+    with pytest.raises(ValueError, match="depends on its neighbours"):
+        ask(small_model(name, dtype=torch.float32), rows=1, per_device_token_budget=100)
 
 
 def test_a_head_that_is_not_the_models_own_has_no_way_out():
@@ -142,6 +144,10 @@ def test_a_window_that_only_the_mask_knows_is_not_packed_where_rows_are_longer()
     assert difference(model.eval(), method) < 1e-4
     assert difference(model, Method(True, False, trimmed=True, positions=True)) > 0.1, "else nothing would be proven"
     assert str(ask(small_model("PhiMoE", dtype=torch.float32, **windowed), longest=20)) == "packed"
+    # Wider than the rows by which the model is asked.
+    wide = windowed | {"sliding_window": 100}
+    assert str(ask(small_model("PhiMoE", dtype=torch.float32, **wide))) == "padded"
+    assert str(ask(small_model("PhiMoE", dtype=torch.float32, **wide), longest=90)) == "packed"
 
 
 def rope(kind, **changes):
