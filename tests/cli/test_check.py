@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+import torch
 import yaml
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 from transformers import AutoConfig, AutoModel
@@ -100,6 +101,18 @@ def test_every_optimizer_step_is_accounted_for(check):
     assert f"each prompt is seen {epochs:.3g} time(s), answered {2 * epochs:.3g} time(s)" in said
     _, _, warnings, _ = check(max_steps=3)
     assert "1.5 generation batches" in warnings[0]
+
+
+def test_a_processor_that_is_slow_in_bf16_is_told(check, monkeypatch):
+    monkeypatch.setattr(
+        "basis_rl.trainer.model_check.operations_per_second", {torch.float32: 4.0, torch.bfloat16: 2.0}.get
+    )
+    _, _, warnings, _ = check(use_cpu=True, bf16=True)
+    assert any(
+        "bf16 takes 2.0 times as long as float32 on this processor (measured). Set bf16: false." in w for w in warnings
+    )
+    _, _, warnings, _ = check(use_cpu=True, bf16=False)
+    assert not any("as long as float32" in warning for warning in warnings)
 
 
 def test_extras_that_are_missing_here_are_warnings(check, monkeypatch):
