@@ -125,7 +125,7 @@ def test_a_turn_that_rollouts_share_is_scored_once_with_the_loss_and_weights_of_
         weights.append(torch.cat([p.detach().flatten() for p in trained.model.parameters()]))
     repeated = [len(packed.before) - len(packed.before.unique()) for packed in packings]
     assert sum(repeated) > 10, "scored tokens that are computed once for several rollouts"
-    assert max(packed.segments.shape[1] for packed in packings) > 6
+    assert max(packed.segments.shape[1] for packed in packings) >= 6
     for padded, packed in zip(*logs, strict=True):
         assert padded["grad_norm"] > 0.01
         for name in ("loss", "grad_norm", "entropy", "kl", "reward"):
