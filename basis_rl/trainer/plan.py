@@ -694,7 +694,7 @@ def first_prompts(plan: Plan, count: int) -> list[list[int]]:
         seen = bool(IMAGES & set(rows.column_names))
         whole = replace(plan, train_dataset=first)
         texts = [problem_text(prompt) for prompt in first["prompt"]] if seen else whole.rendered
-    found: list[list[int]] = plan.tokenizer(texts or ["What is 1 + 1?"])["input_ids"]
+    found: list[list[int]] = plan.tokenizer([text for text in texts if text] or ["What is 1 + 1?"])["input_ids"]
     return found
 
 

@@ -98,9 +98,10 @@ def _refusal(name: str, off: float, alone: bool, args: BasisConfig) -> str:
             "cannot be trained with it. Take another model, or another version of TRL or transformers."
         )
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    way = "Set packing to auto, which has no padding on the left, or score" if args.packing == "none" else "Score"
     return (
         f"{begin}nats a token on average where rows have padding: what is computed of a row depends on its neighbours. "
-        "Score rows one by one: set per_device_train_batch_size and per_device_eval_batch_size to 1, and "
+        f"{way} rows one by one: set per_device_train_batch_size and per_device_eval_batch_size to 1, and "
         f"gradient_accumulation_steps to {rows}."
     )
 

@@ -300,8 +300,9 @@ class BasisTrainer(GRPOTrainer):
         self._alarm = scoring.RatioAlarm()
         self._correction: scoring.RolloutCorrection | None = None
         self._window = 0
-        self._asks_model = True
-        if not policy_is_sharded(accelerator):
+        # ZeRO-3 leaves no weights here on a single rank either.
+        self._asks_model = policy_is_sharded(accelerator) or hasattr(next(self.model.parameters()), "ds_id")
+        if not self._asks_model:
             self._settle_packing(self.model)
         if self.policy_loss.own is not None:
             # TRL would log how its own loss clips, which is not the loss that is minimised.
@@ -336,7 +337,7 @@ class BasisTrainer(GRPOTrainer):
         own = next(self.model.parameters()).dtype
         precisions = [Precision.of(mixed or own, self.accelerator.autocast)]
         # Without autocast, faults of structure are not lost in rounding; a sharded model has it built in.
-        if mixed is not None and not policy_is_sharded(self.accelerator):
+        if mixed is not None and model is self.model:
             precisions.insert(0, Precision.of(own))
         given = (self.args, self._asked_prompts, precisions, self._longest_row)
         self.packing = settled(model, self.packing, *given)
