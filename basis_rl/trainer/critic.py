@@ -21,7 +21,7 @@ from basis_rl.baselines import LearnedBaseline
 from basis_rl.functional.packing import pack_rows
 from basis_rl.run.seams import attributes
 from basis_rl.trainer.config import BasisConfig
-from basis_rl.trainer.packing import Method, enable_packing, positions_of
+from basis_rl.trainer.packing import Method, enable_packing, has_dropout, positions_of
 from basis_rl.trainer.random_numbers import random_numbers_kept
 from basis_rl.trainer.scoring import HiddenStates
 from basis_rl.types import RolloutBatch
@@ -55,7 +55,7 @@ class Critic:
         with random_numbers_kept(device), attributes(deepspeed, _hf_deepspeed_config_weak_ref=None):
             torch.manual_seed(args.seed)
             self.module = baseline.build_module(policy, tokenizer)
-        self.method = _method_of(self.module, args)
+        self.method = _method_of(self.module, args, device)
         if self.method is not None and self.method.reason and accelerator.is_main_process:
             print(f"The critic's rows have padding: {self.method.reason}.", flush=True)
         self.sharded = self.hidden is None and policy_is_sharded(accelerator)
@@ -210,13 +210,15 @@ class Critic:
         load_optimizer(self.optimizer, content["optimizer"])
 
 
-def _method_of(module: nn.Module, args: BasisConfig) -> Method | None:
+def _method_of(module: nn.Module, args: BasisConfig, device: torch.device) -> Method | None:
     """How a value model's rows are laid out; None for a module that takes no layout: a head, or your own."""
     backbone: Any = getattr(module, "backbone", None)
     taken = inspect.signature(module.forward).parameters
     if backbone is None or not {"packing", "position_ids"} <= set(taken):
         return None
-    return enable_packing(backbone, args)
+    # Before it is on its device, where its kernels are, its modules are looked at.
+    asked = next(backbone.parameters()).device.type == device.type
+    return enable_packing(backbone, args, None if asked else has_dropout(backbone))
 
 
 # The module over all ranks by PyTorch's `fully_shard` (FSDP2), beside a policy of any engine.

@@ -146,22 +146,26 @@ class StepMeans:
     def take(self, accelerator: Accelerator) -> dict[str, float]:
         """The means of what was taken since the last call. Collective."""
         found, self._found = self._found, {}
-        if not found:
+        # TRL's values are of all ranks, so the sums over this rank's tokens add up to those over all.
+        known = {name: [each for each in values if not math.isnan(each[0])] for name, values in found.items()}
+        sums = [[sum(v * n for v, n, _ in each), sum(n for *_, n in each)] for each in known.values()]
+        if not sums:
             return {}
-        sizes = torch.tensor([[sizes for _, *sizes in each] for each in found.values()], dtype=torch.float64)
-        totals = accelerator.reduce(sizes.to(accelerator.device), reduction="sum").cpu()
+        totals = accelerator.reduce(torch.tensor(sums, dtype=torch.float64).to(accelerator.device), reduction="sum")
         means = {}
-        for (name, each), counts in zip(found.items(), totals, strict=True):
-            values = torch.tensor([value for value, *_ in each], dtype=torch.float64)
-            known = ~values.isnan() & (counts[:, 1] > 0)
-            kept = values[known]
-            if not len(kept):
+        for (name, each), (total, count) in zip(known.items(), totals.tolist(), strict=True):
+            least = min if name.endswith("_min") else max
+            if not count:
                 means[name] = math.nan
             elif name.endswith(("_min", "_max")):
-                means[name] = float(kept.min() if name.endswith("_min") else kept.max())
+                means[name] = least(value for value, *_ in each)
             else:
-                means[name] = float((kept * counts[known, 0]).sum() / counts[known, 1].sum())
+                means[name] = total / count
         return means
+
+    def forget(self) -> None:
+        """Drop what a step or an evaluation has left that did not end."""
+        self._found = {}
 
 
 def _is_of_tokens(name: str) -> bool:

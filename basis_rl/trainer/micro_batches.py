@@ -21,14 +21,18 @@ from basis_rl.trainer.packing import Method
 FILL = {"importance_sampling_ratio": 1, "global_row": -1}
 
 
-def check_token_budget(args: BasisConfig, objective: AnyObjective, method: Method | None = None) -> None:
+def check_token_budget(
+    args: BasisConfig, objective: AnyObjective, method: Method | None = None, others: Sequence[str] = ()
+) -> None:
     """Raise ValueError if there is a budget, and padding or a result that depends on which rows it puts together.
 
     Args:
         args, objective: the run's.
         method: how rows are scored, once that is known.
+        others: what else the run has that goes by rows.
     """
-    found = depending_on_micro_batches(args, objective) + ["log_gradient_variance"] * args.log_gradient_variance
+    found = [*depending_on_micro_batches(args, objective), *others]
+    found += ["log_gradient_variance"] * args.log_gradient_variance
     if args.packing == "none":
         found.append("packing none")
     elif method is not None and not method.packed:

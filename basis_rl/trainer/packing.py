@@ -55,13 +55,20 @@ class Method:
         return ("shared" if self.shared else "packed") if self.packed else "padded"
 
 
-def method_of(model: Any, args: BasisConfig) -> Method:
-    """The method for `model`, before it is wrapped for training, by its configuration and `args`."""
+def method_of(model: Any, args: BasisConfig, noisy: bool | None = None) -> Method:
+    """The method for `model`, before it is wrapped for training, by its configuration and `args`.
+
+    Args:
+        model, args: the run's.
+        noisy: whether the model draws random numbers in training; None asks it, or looks at the modules of one whose
+            weights are not here (on the meta device, or sharded by ZeRO-3).
+    """
     plain: Any = model.get_base_model() if is_peft_model(model) else model
     takes_positions = "position_ids" in inspect.signature(type(plain).forward).parameters
     prompts = any(config.is_prompt_learning for config in getattr(model, "peft_config", {}).values())
     says_positions = takes_positions and not prompts
-    noisy = draws_random_numbers(model)
+    if noisy is None:
+        noisy = draws_random_numbers(model) if has_weights(model) else has_dropout(model)
     if args.packing == "none":
         # Rotary positions are relative: what padding shifts them by changes nothing but rounding.
         rotary = any("Rotary" in type(module).__name__ for module in plain.modules())
@@ -73,9 +80,9 @@ def method_of(model: Any, args: BasisConfig) -> Method:
     return Method(True, not noisy, trimmed=True, positions=True, reason=reason, noisy=noisy)
 
 
-def enable_packing(model: Any, args: BasisConfig) -> Method:
+def enable_packing(model: Any, args: BasisConfig, noisy: bool | None = None) -> Method:
     """`method_of`'s result, with the attention of `model` ready for packed rows; the reference is like the policy."""
-    method = method_of(model, args)
+    method = method_of(model, args, noisy)
     if method.packed:
         let_through_packed_rows(model.get_base_model() if is_peft_model(model) else model)
     return method
@@ -99,16 +106,23 @@ def _reason(model: Any, args: BasisConfig, takes_positions: bool) -> str:
     return ""
 
 
+def has_weights(model: nn.Module) -> bool:
+    """Whether the weights are here: not on the meta device, and not emptied by ZeRO-3, as on a single rank too."""
+    return not any(weight.is_meta or hasattr(weight, "ds_id") for weight in model.parameters())
+
+
+def has_dropout(model: Any) -> bool:
+    """Whether modules or the configuration show dropout; a model that is asked knows of more."""
+    of_attention = getattr(model.config.get_text_config(), "attention_dropout", 0.0) or 0.0
+    return of_attention > 0 or any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules())
+
+
 def draws_random_numbers(model: Any) -> bool:
     """Whether a pass in training draws random numbers: dropout of any kind, skipped layers, a router's jitter.
 
-    The model is asked. One whose weights are not here (on the meta device, or sharded by ZeRO-3) has only its modules
-    looked at.
+    The model is asked, which is collective if it is sharded.
     """
     weight = next(model.parameters())
-    if weight.is_meta or hasattr(weight, "ds_id"):
-        of_attention = getattr(model.config.get_text_config(), "attention_dropout", 0.0) or 0.0
-        return of_attention > 0 or any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules())
     modes = {module: module.training for module in model.modules()}
     with random_numbers_kept(weight.device), torch.no_grad():
         before = random_states(weight.device)
@@ -182,7 +196,8 @@ def positions_of(mask: Tensor) -> Tensor:
 
 def _router_loss(original: Callable[..., Any], copies: Tensor, *args: Any) -> Any:
     """TRL's call of the load-balancing loss, whose last argument weighs tokens: it is the mask of padded rows."""
-    return original(*args[:-1], copies)
+    # Where nothing is scored, one token stands in for all, and its loss is a differentiable 0.
+    return original(*args[:-1], copies.clamp(min=0 if copies.any() else 1)) * copies.any()
 
 
 def _without_last(hidden: Tensor) -> Tensor:

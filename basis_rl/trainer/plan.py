@@ -671,16 +671,18 @@ DATA: tuple[Check, ...] = (
 
 
 def longest_prompt(plan: Plan) -> int | None:
-    """Tokens of the longest prompt of those that are looked at; None where images or an environment make it longer."""
+    """Tokens of the longest prompt; None where images make it longer."""
     rows = plan.first_rows
     if rows is None or IMAGES & set(rows.column_names):
         return None
-    return max(replace(plan, train_dataset=rows).prompt_lengths(_LONGEST))
+    # As it is, the plan has its prompts rendered already.
+    whole = plan if rows is plan.train_dataset else replace(plan, train_dataset=rows)
+    return max(whole.prompt_lengths(_LONGEST))
 
 
 def longest_row(plan: Plan) -> int | None:
-    """Tokens of the longest prompt and of a completion; None where they are not known."""
-    prompt = longest_prompt(plan)
+    """Tokens of the longest prompt and of a completion; None where images or an environment add to them."""
+    prompt = None if _given(plan, "environment_factory", "rollout_func") else longest_prompt(plan)
     completion = plan.args.max_completion_length
     return None if prompt is None or completion is None else prompt + completion
 

@@ -272,7 +272,7 @@ def correction_metrics(accelerator: Accelerator, output: Output) -> dict[str, fl
     """TRL's ``sampling/*`` metrics of a scored generation batch: differences of log-probabilities, and weights.
 
     Tokens without a log-probability of the engine (NaN) have weight 1 and no difference. If a rank has none at all,
-    every metric is NaN, where TRL's would show perfect agreement.
+    every metric is NaN, where TRL's would show perfect agreement; a rank without tokens counts nothing.
     """
     mask = (output["completion_mask"] * output.get("tool_mask", 1)).bool()
     difference = (output["old_per_token_logps"] - output["sampling_per_token_logps"]).abs()[mask]
@@ -283,7 +283,10 @@ def correction_metrics(accelerator: Accelerator, output: Output) -> dict[str, fl
         difference = weights = torch.full((1,), torch.nan, device=mask.device)
     counts = [torch.tensor(len(values), device=mask.device) for values in (difference, weights)]
     local = [difference.max(), weights.min(), weights.max(), difference.sum(), weights.sum(), *counts]
-    each = accelerator.gather(torch.stack([value.double() for value in local])[None])
+    mine = torch.stack([value.double() for value in local])
+    if not mask.any():
+        mine = mine.new_tensor([-math.inf, math.inf, -math.inf, 0, 0, 0, 0])
+    each = accelerator.gather(mine[None])
     names = [f"sampling_logp_difference/{name}" for name in ("mean", "max")]
     names += [f"importance_sampling_ratio/{name}" for name in ("min", "mean", "max")]
     sums = each[:, 3:].sum(dim=0)

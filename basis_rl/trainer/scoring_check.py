@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -41,7 +42,11 @@ class Precision:
     @staticmethod
     def of(dtype: torch.dtype, context: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Precision:
         """That of matrices multiplied in `dtype`. In 16 bits a mixture of experts may send a token elsewhere."""
-        exact = dtype.itemsize > 2 and torch.get_float32_matmul_precision() == "highest"
+        try:
+            exact = dtype.itemsize > 2 and torch.get_float32_matmul_precision() == "highest"
+        except RuntimeError:
+            # transformers has set TF32 by torch's other functions, and torch does not answer then.
+            exact = False
         return Precision(context, 1e-4 if exact else 0.2)
 
 
@@ -69,8 +74,8 @@ def settled(
     name = type(getattr(model, "module", model)).__name__
     config: Any = next(module for module in model.modules() if isinstance(module, PreTrainedModel)).config
     known = [[token % config.get_text_config().vocab_size for token in ids] for ids in prompts]
-    # A budget of tokens puts as many rows together as it has room for.
-    count = min(len(ROLLOUTS), args.per_device_train_batch_size if args.per_device_token_budget is None else 3)
+    evaluated = args.per_device_eval_batch_size if args.eval_strategy != "no" else 0
+    count = min(len(ROLLOUTS), max(rows_together(args), evaluated))
     rows = asked_rows(known, count, longest or PROMPT + max(ROLLOUTS), next(model.parameters()).device)
     told: list[str] = []
     with torch.no_grad(), _evaluating(model), _narrow_windows(model, config, longest), _stirred(model):
@@ -88,6 +93,27 @@ def settled(
         first = rows[0][:1], rows[1][:1], rows[2][:1]
         _, right = _differences(model, each, first, precisions, args.temperature)
     raise ValueError(_refusal(name, off, right, args))
+
+
+def rows_together(args: BasisConfig) -> int:
+    """Rows of a micro-batch; a budget of tokens puts as many together as it has room for."""
+    return args.per_device_train_batch_size if args.per_device_token_budget is None else len(ROLLOUTS)
+
+
+def agreed(find: Callable[[], Method]) -> Method:
+    """What `find` finds, the same on every rank: the most careful method, or the first ValueError. Collective."""
+    method: Method | None = None
+    error = ""
+    try:
+        method = find()
+    except ValueError as raised:
+        error = str(raised)
+    of_all = gather_object([(method, error)])
+    for _, each in of_all:
+        if each:
+            raise ValueError(each)
+    found: list[Method] = [each for each, _ in of_all]
+    return min(found, key=lambda each: (each.packed, each.shared))
 
 
 def _refusal(name: str, off: float, alone: bool, args: BasisConfig) -> str:
@@ -223,6 +249,8 @@ def _stirred(model: nn.Module) -> Iterator[None]:
     empty = [p for p in model.parameters() if p.requires_grad and p.ndim > 1 and p.numel() and not bool(p.any())]
     if empty:
         with random_numbers_kept(empty[0].device):
+            # The same on every rank.
+            torch.manual_seed(0)
             for parameter in empty:
                 parameter.data.normal_(std=0.1)
     try:

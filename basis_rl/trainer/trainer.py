@@ -36,6 +36,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from basis_rl.baselines import Baseline, LearnedBaseline
 from basis_rl.data import problem_text
+from basis_rl.data.prompts import IMAGES
 from basis_rl.engine.local import StopStrings, declared_ends, generating_by
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
@@ -73,7 +74,15 @@ from basis_rl.trainer.model_check import (
     slow_half_note,
     warn_of_rounding,
 )
-from basis_rl.trainer.packing import Scorer, enable_packing, reordered
+from basis_rl.trainer.packing import (
+    Scorer,
+    draws_random_numbers,
+    enable_packing,
+    has_dropout,
+    has_weights,
+    method_of,
+    reordered,
+)
 from basis_rl.trainer.plan import (
     Plan,
     check_token_advantages,
@@ -88,7 +97,7 @@ from basis_rl.trainer.prefetch import Prefetch
 from basis_rl.trainer.publish import Origin, Publisher, run_info
 from basis_rl.trainer.random_numbers import random_numbers_kept
 from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, greedy_rewards, total_rewards
-from basis_rl.trainer.scoring_check import Precision, check_positions, packing_lines, settled
+from basis_rl.trainer.scoring_check import Precision, agreed, check_positions, packing_lines, rows_together, settled
 from basis_rl.trainer.selection import Coverage, EpochIndices, Resampling, Selection
 from basis_rl.trainer.step_time import StepTimer, padding_metrics
 from basis_rl.trainer.turns import Turns, reading_calls
@@ -189,13 +198,15 @@ class BasisTrainer(GRPOTrainer):
             print(slow, flush=True)
         use_progress_lines(self, plot_training)
         known = {**plan.kwargs, "processing_class": self._tokenizer, "tools": self.tools}
+        given = plan
         plan = replace(plan, reward_funcs=self.reward_funcs, kwargs=known)
         if not checked:
             # First the checks: `_build_parts` asks the baseline's belief about the prompts.
             check_with_model(plan, self.model.config)
-        self._longest_row = longest_row(plan)
         self._asked_prompts = first_prompts(plan, 2)
-        check_positions(self.model, self._longest_row, args.per_device_train_batch_size)
+        # The plan as it was given has rendered its prompts already.
+        self._longest_row = longest_row(given if checked else plan)
+        check_positions(self.model, self._longest_row, rows_together(args))
         self._build_parts()
         if args.use_vllm:
             self.vllm_generation.set_interrupt(self.stop_on_signal.interrupting)
@@ -277,7 +288,7 @@ class BasisTrainer(GRPOTrainer):
         self._eval_scores = scoring.EvalScores()
         self._eval_name = ""
         self.timer = StepTimer(accelerator, self.model.config, "bfloat16" if args.bf16 else str(self.model.dtype))
-        self.packing = enable_packing(self.model, args)
+        self.packing = enable_packing(self.model, args, has_dropout(self.model))
         check_token_budget(args, self.objective, self.packing)
         self._energies: scoring.EnergyRecorder | None = None
         if "energies" in self.baseline.requires:
@@ -300,8 +311,9 @@ class BasisTrainer(GRPOTrainer):
         self._alarm = scoring.RatioAlarm()
         self._correction: scoring.RolloutCorrection | None = None
         self._window = 0
-        # ZeRO-3 leaves no weights here on a single rank either.
-        self._asks_model = policy_is_sharded(accelerator) or hasattr(next(self.model.parameters()), "ds_id")
+        # DeepSpeed and FSDP put the model on its device when training begins, where its kernels are.
+        here = next(self.model.parameters()).device.type == accelerator.device.type and has_weights(self.model)
+        self._asks_model = policy_is_sharded(accelerator) or not here
         if not self._asks_model:
             self._settle_packing(self.model)
         if self.policy_loss.own is not None:
@@ -334,14 +346,19 @@ class BasisTrainer(GRPOTrainer):
         """
         self._asks_model = False
         mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(str(self.accelerator.mixed_precision))
-        own = next(self.model.parameters()).dtype
+        # TRL may have cast the head, and quantised weights are smaller than what they are computed in.
+        own = min((weight.dtype for weight in self.model.parameters()), key=lambda dtype: dtype.itemsize)
         precisions = [Precision.of(mixed or own, self.accelerator.autocast)]
         # Without autocast, faults of structure are not lost in rounding; a sharded model has it built in.
         if mixed is not None and model is self.model:
             precisions.insert(0, Precision.of(own))
+        noisy = any(gather_object([draws_random_numbers(model)]))
+        method = method_of(self.model, self.args, noisy)
         given = (self.args, self._asked_prompts, precisions, self._longest_row)
-        self.packing = settled(model, self.packing, *given)
-        check_token_budget(self.args, self.objective, self.packing)
+        self.packing = agreed(lambda: settled(model, method, *given))
+        by_rows = ["router_aux_loss_coef"] * self.aux_loss_enabled
+        by_rows += sorted(IMAGES & set(getattr(self.train_dataset, "column_names", None) or ()))
+        check_token_budget(self.args, self.objective, self.packing, by_rows)
         self._correction = scoring.RolloutCorrection(self.args) if self._loss_scores_rollouts() else None
         self._window, why = self._order_window()
         if self.accelerator.is_main_process:
@@ -437,7 +454,7 @@ class BasisTrainer(GRPOTrainer):
             # Where generation and optimizer are out of step, rows stay in their micro-batch.
             given = (self._buffered_inputs, self._window or 1, budget, self.packing.shared)
             self._buffered_inputs = by_tokens(self.accelerator, *given)
-        elif self._window:
+        elif self._window and "pixel_values" not in self._buffered_inputs[0]:
             self._buffered_inputs = reordered(self._buffered_inputs, self._window, self.packing.shared)
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
@@ -1030,6 +1047,7 @@ class BasisTrainer(GRPOTrainer):
         """As in transformers, with ``avg@k`` (k: ``num_generations_eval``) and ``pass@k`` of each set, and each set's
         metrics apart: ``eval_NAME_reward``. It does not change the training that follows: the random state is
         restored."""
+        self._means.forget()
         self._eval_scores = scoring.EvalScores()
         self._eval_name = metric_key_prefix.removeprefix("eval").removeprefix("_")
         logs = {name: of_kind(rows, self.args.generation_batch_size) for name, rows in self._logs.items()}
@@ -1333,6 +1351,7 @@ class _UpdateBaseline(TrainerCallback):
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         self.trainer.timer.begin()
+        self.trainer._means.forget()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.trainer._learn()

@@ -9,9 +9,10 @@ import torch
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from trl.trainer.utils import add_fused_lm_head
 
+from basis_rl.trainer import scoring_check
 from basis_rl.trainer.packing import Method, Scorer, draws_random_numbers, enable_packing
 from basis_rl.trainer.random_numbers import random_states
-from basis_rl.trainer.scoring_check import Precision, check_positions, packing_lines, settled
+from basis_rl.trainer.scoring_check import Precision, agreed, check_positions, packing_lines, settled
 from tests.support.architectures import ARCHITECTURES, WITHOUT_DROPOUT, small_model
 from tests.support.tiny import config, tiny_trainer
 from tests.trainer.test_packed_rows import NOISY, PADDED, REFUSED, small_rows
@@ -285,3 +286,41 @@ def test_the_routers_loss_of_packed_rows_is_that_of_their_real_tokens(name, meth
 def _left_aligned(ids, mask, labels):
     order = mask.argsort(dim=1, descending=True, stable=True)
     return (each.gather(1, order) for each in (ids, mask, labels))
+
+
+def test_a_micro_batch_without_a_score_has_a_routers_loss_of_zero():
+    model = small_model("Mixtral", dtype=torch.float32).eval()
+    ids, mask, _ = small_rows()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    given = {"input_ids": ids, "attention_mask": mask, "labels": torch.full_like(ids, -100), "fused_lm_head": True}
+    enable_packing(model, config("unused"))
+    loss = Scorer(model, Method(True, True, trimmed=True, positions=True))(**given, output_router_logits=True).aux_loss
+    assert loss == 0
+    loss.backward()
+    assert all(p.grad is None or p.grad.abs().max() == 0 for p in model.parameters())
+
+
+def test_the_budget_is_refused_with_a_routers_loss_and_with_images(tmp_path):
+    mixture = small_model("Mixtral", dtype=torch.float32, vocab_size=300)
+    with pytest.raises(ValueError, match="does not work with router_aux_loss_coef"):
+        tiny_trainer(tmp_path, model=mixture, per_device_token_budget=100)
+    tiny_trainer(tmp_path, model=mixture, per_device_token_budget=100, router_aux_loss_coef=0.0)
+
+
+def test_precision_is_that_of_tf32_where_torch_does_not_say(monkeypatch):
+    def refuses():
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    assert Precision.of(torch.float32).rounding == 1e-4
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuses)
+    assert Precision.of(torch.float32).rounding == Precision.of(torch.bfloat16).rounding == 0.2
+
+
+def test_ranks_agree_on_the_most_careful_method_or_on_the_error(monkeypatch):
+    found = [Method(True, True, True, True), Method(False, False, True, True, "off"), Method(True, False, True, True)]
+    of_all = [(each, "") for each in found]
+    monkeypatch.setattr(scoring_check, "gather_object", lambda mine: [*of_all, *mine])
+    assert agreed(lambda: found[0]) == found[1]
+    of_all.append((None, "another rank's model is off"))
+    with pytest.raises(ValueError, match="another rank's model is off"):
+        agreed(lambda: found[0])
