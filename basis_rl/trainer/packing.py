@@ -117,16 +117,19 @@ def has_dropout(model: Any) -> bool:
     return of_attention > 0 or any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules())
 
 
-def draws_random_numbers(model: Any) -> bool:
+def draws_random_numbers(model: Any, **asked: Any) -> bool:
     """Whether a pass in training draws random numbers: dropout of any kind, skipped layers, a router's jitter.
 
-    The model is asked, which is collective if it is sharded.
+    Args:
+        model: is asked, which is collective if it is sharded.
+        **asked: further arguments of its forward pass.
     """
     weight = next(model.parameters())
     modes = {module: module.training for module in model.modules()}
     with random_numbers_kept(weight.device), torch.no_grad():
         before = random_states(weight.device)
-        model.train()(input_ids=torch.ones(1, ASKED, dtype=torch.int64, device=weight.device), use_cache=False)
+        ids = torch.ones(1, ASKED, dtype=torch.int64, device=weight.device)
+        model.train()(input_ids=ids, use_cache=False, **asked)
         after = random_states(weight.device)
     for module, mode in modes.items():
         module.training = mode

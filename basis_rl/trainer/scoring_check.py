@@ -57,6 +57,7 @@ def settled(
     prompts: Sequence[Sequence[int]],
     precisions: Sequence[Precision],
     longest: int | None = None,
+    whole: bool = True,
 ) -> Method:
     """`method`, or the nearest to it by which the log-probabilities are those of rows alone. Collective if `model` is.
 
@@ -67,6 +68,8 @@ def settled(
         prompts: tokens of one or two prompts of the run.
         precisions: in which it is asked: the step's own, and a more exact one if there is.
         longest: tokens of the longest row; None where it is not known.
+        whole: whether the model's own head may be called. Of a sharded model it is not: row alone is compared by TRL's
+            fused head, since DeepSpeed would expect the module of the head in later passes too.
 
     Raises:
         ValueError: none of them gives these log-probabilities; says by how much they differ.
@@ -77,11 +80,12 @@ def settled(
     evaluated = args.per_device_eval_batch_size if args.eval_strategy != "no" else 0
     count = min(len(ROLLOUTS), max(rows_together(args), evaluated))
     rows = asked_rows(known, count, longest or PROMPT + max(ROLLOUTS), next(model.parameters()).device)
+    temperature = args.temperature if whole else None
     told: list[str] = []
     with torch.no_grad(), _evaluating(model), _narrow_windows(model, config, longest), _stirred(model):
         for each in _nearest_first(method):
             try:
-                off, right = _differences(model, each, rows, precisions, args.temperature)
+                off, right = _differences(model, each, rows, precisions, temperature)
             except _NO_PLACE as error:
                 if not each.packed:
                     raise ValueError(f"{name} cannot be scored with TRL's fused head: {error}") from error
@@ -91,7 +95,7 @@ def settled(
                 return replace(each, reason=told[-1]) if told else each
             told.append(f"packed, a token's log-probability differs from that of its row alone by {off:.2g} on average")
         first = rows[0][:1], rows[1][:1], rows[2][:1]
-        _, right = _differences(model, each, first, precisions, args.temperature)
+        _, right = _differences(model, each, first, precisions, temperature)
     raise ValueError(_refusal(name, off, right, args))
 
 
@@ -176,7 +180,7 @@ def _nearest_first(method: Method) -> Iterator[Method]:
 
 
 def _differences(
-    model: Any, method: Method, rows: Rows, precisions: Sequence[Precision], temperature: float
+    model: Any, method: Method, rows: Rows, precisions: Sequence[Precision], temperature: float | None
 ) -> tuple[float, bool]:
     """Mean over the scored tokens of the absolute difference of log-probabilities, in the first precision in which it
     is above rounding, and whether there is none."""
@@ -193,24 +197,36 @@ def _differences(
     return off, True
 
 
-def _alone(model: Any, rows: Rows, row: int, temperature: float) -> Tensor:
-    """``(l, V)`` log-probabilities of what follows each token of a row, by the model's own forward pass."""
-    ids = rows[0][row, rows[1][row].bool()]
-    logits = model(input_ids=ids[None], use_cache=False).logits[0, -len(ids) :]
-    return (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(dim=-1)
+def _alone(model: Any, rows: Rows, row: int, temperature: float | None) -> Tensor:
+    """``(l - 1,)`` log-probabilities of a row's tokens but the first, by the model's own forward pass of this row; with
+    temperature None by TRL's fused head, which gives those that are scored."""
+    kept = rows[1][row].bool()
+    ids, mask, scored = (part[row, kept][None] for part in rows)
+    if temperature is None:
+        return _scored(model, Method(False, False, trimmed=True, positions=True), (ids, mask, scored))[0]
+    logits = model(input_ids=ids, use_cache=False).logits[0, -ids.shape[1] : -1]
+    log_probs = (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(dim=-1)
+    return log_probs.gather(1, ids[0, 1:, None])[:, 0]
 
 
-def _difference(model: Any, method: Method, rows: Rows, expected: Sequence[Tensor]) -> float:
+def _scored(model: Any, method: Method, rows: Rows) -> Tensor:
+    """``(B, L - 1)`` as a step computes it."""
     ids, mask, scored = rows
     labels = ids.masked_fill(scored == 0, IGNORED)
     found = Scorer(model, method)(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs
+    # With `packing: none`, learnt prompts put columns before the others.
+    log_probs: Tensor = found[:, found.shape[1] - ids.shape[1] + 1 :]
+    return log_probs
+
+
+def _difference(model: Any, method: Method, rows: Rows, expected: Sequence[Tensor]) -> float:
+    _, mask, scored = rows
+    found = _scored(model, method, rows)
     off = []
-    for row, log_probs in enumerate(expected):
+    for row, right in enumerate(expected):
         columns = mask[row].nonzero()[1:, 0]
-        right = log_probs[:-1].gather(1, ids[row, columns][:, None])[:, 0]
         wanted = scored[row, columns].bool()
-        # With `packing: none`, learnt prompts put columns before the others.
-        off.append((found[row, columns - ids.shape[1]] - right)[wanted].abs())
+        off.append((found[row, columns - 1] - right)[wanted].abs())
     return float(torch.cat(off).double().mean())
 
 

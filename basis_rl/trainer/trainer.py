@@ -75,6 +75,8 @@ from basis_rl.trainer.model_check import (
     warn_of_rounding,
 )
 from basis_rl.trainer.packing import (
+    ASKED,
+    IGNORED,
     Scorer,
     draws_random_numbers,
     enable_packing,
@@ -352,10 +354,16 @@ class BasisTrainer(GRPOTrainer):
         # Without autocast, faults of structure are not lost in rounding; a sharded model has it built in.
         if mixed is not None and model is self.model:
             precisions.insert(0, Precision.of(own))
-        noisy = any(gather_object([draws_random_numbers(model)]))
+        whole = has_weights(self.model) and not policy_is_sharded(self.accelerator)
+        unscored = torch.full((1, ASKED), IGNORED, device=self.accelerator.device)
+        asked = {} if whole else {"labels": unscored, "fused_lm_head": True}
+        noisy = any(gather_object([draws_random_numbers(model, **asked)]))
         method = method_of(self.model, self.args, noisy)
-        given = (self.args, self._asked_prompts, precisions, self._longest_row)
+        given = (self.args, self._asked_prompts, precisions, self._longest_row, whole)
         self.packing = agreed(lambda: settled(model, method, *given))
+        # What FSDP2 has gathered it gives back in a backward pass, which does not follow here.
+        for module in model.modules():
+            getattr(module, "reshard", lambda: None)()
         by_rows = ["router_aux_loss_coef"] * self.aux_loss_enabled
         by_rows += sorted(IMAGES & set(getattr(self.train_dataset, "column_names", None) or ()))
         check_token_budget(self.args, self.objective, self.packing, by_rows)
