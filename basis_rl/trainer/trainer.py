@@ -28,6 +28,7 @@ from accelerate.utils import gather_object, is_peft_model, send_to_device
 from datasets import Dataset
 from huggingface_hub import CommitInfo
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
@@ -362,8 +363,8 @@ class BasisTrainer(GRPOTrainer):
         given = (self.args, self._asked_prompts, precisions, self._longest_row, whole)
         self.packing = agreed(lambda: settled(model, method, *given))
         # What FSDP2 has gathered it gives back in a backward pass, which does not follow here.
-        for module in model.modules():
-            getattr(module, "reshard", lambda: None)()
+        for module in [part for part in model.modules() if isinstance(part, FSDPModule)]:
+            module.reshard()
         by_rows = ["router_aux_loss_coef"] * self.aux_loss_enabled
         by_rows += sorted(IMAGES & set(getattr(self.train_dataset, "column_names", None) or ()))
         check_token_budget(self.args, self.objective, self.packing, by_rows)
