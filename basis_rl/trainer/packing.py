@@ -129,7 +129,8 @@ def draws_random_numbers(model: Any, **asked: Any) -> bool:
     with random_numbers_kept(weight.device), torch.no_grad():
         before = random_states(weight.device)
         ids = torch.ones(1, ASKED, dtype=torch.int64, device=weight.device)
-        model.train()(input_ids=ids, use_cache=False, **asked)
+        model.train()
+        model(input_ids=ids, use_cache=False, **asked)
         after = random_states(weight.device)
     for module, mode in modes.items():
         module.training = mode
