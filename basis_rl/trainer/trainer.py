@@ -201,14 +201,13 @@ class BasisTrainer(GRPOTrainer):
             print(slow, flush=True)
         use_progress_lines(self, plot_training)
         known = {**plan.kwargs, "processing_class": self._tokenizer, "tools": self.tools}
-        given = plan
-        plan = replace(plan, reward_funcs=self.reward_funcs, kwargs=known)
+        whole = replace(plan, reward_funcs=self.reward_funcs, kwargs=known)
         if not checked:
             # First the checks: `_build_parts` asks the baseline's belief about the prompts.
-            check_with_model(plan, self.model.config)
-        self._asked_prompts = first_prompts(plan, 2)
-        # The plan as it was given has rendered its prompts already.
-        self._longest_row = longest_row(given if checked else plan)
+            check_with_model(whole, self.model.config)
+        self._asked_prompts = first_prompts(whole, 2)
+        # A plan that was checked has rendered its prompts already.
+        self._longest_row = longest_row(plan if checked else whole)
         check_positions(self.model, self._longest_row, rows_together(args))
         self._build_parts()
         if args.use_vllm:
