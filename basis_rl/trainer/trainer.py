@@ -200,18 +200,22 @@ class BasisTrainer(GRPOTrainer):
         if self.accelerator.is_main_process and (slow := slow_half_note(args)):
             print(slow, flush=True)
         use_progress_lines(self, plot_training)
+        self._check_model(plan, checked)
+        self._build_parts()
+        if args.use_vllm:
+            self.vllm_generation.set_interrupt(self.stop_on_signal.interrupting)
+
+    def _check_model(self, plan: Plan, checked: bool) -> None:
+        """The plan's checks that need the model, unless they were made; what the model will be asked is kept."""
         known = {**plan.kwargs, "processing_class": self._tokenizer, "tools": self.tools}
         whole = replace(plan, reward_funcs=self.reward_funcs, kwargs=known)
         if not checked:
-            # First the checks: `_build_parts` asks the baseline's belief about the prompts.
+            # Before `_build_parts`, which asks the baseline's belief about the prompts.
             check_with_model(whole, self.model.config)
         self._asked_prompts = first_prompts(whole, 2)
         # A plan that was checked has rendered its prompts already.
         self._longest_row = longest_row(plan if checked else whole)
-        check_positions(self.model, self._longest_row, rows_together(args))
-        self._build_parts()
-        if args.use_vllm:
-            self.vllm_generation.set_interrupt(self.stop_on_signal.interrupting)
+        check_positions(self.model, self._longest_row, rows_together(self.args))
 
     def _build_parts(self) -> None:
         """What `BasisTrainer` adds to TRL's trainer; each part is given what it needs."""
