@@ -42,7 +42,8 @@ def _pieces(members: Sequence[int], rows: Mapping[int, Row], most: float) -> Ite
     for number in members:
         row = rows[number]
         count = len(piece.rows) + 1
-        # What is repeated in several rows saves too little to be computed once.
+        # What rows have in common is computed once, unless that saves fewer than LEAST_SAVED tokens: then it is
+        # repeated, which costs less than LEAST_SAVED tokens more.
         tokens = own + row.own + min(count * row.common, row.common + LEAST_SAVED)
         if piece.rows and tokens > most:
             yield piece

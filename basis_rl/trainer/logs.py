@@ -131,9 +131,14 @@ class StepMeans:
     def taking(
         self, metrics: dict[str, list[float]], tokens: int, rollouts: tuple[int, int], of_rollouts: tuple[str, ...]
     ) -> Iterator[None]:
-        """What is added to TRL's `metrics` within it is taken out: the log of a micro-batch, of which this rank has so
-        many tokens, and rows for TRL and real ones. Names that begin with one of `of_rollouts` are of means over
-        rows."""
+        """Take what is added to TRL's `metrics` within it out of them: what TRL logs of a micro-batch.
+
+        Args:
+            metrics: of the mode, by name.
+            tokens: of this rank's micro-batch.
+            rollouts: its rows as TRL counts them, and without those that fill it up to the rows of other ranks.
+            of_rollouts: names that begin with one of these are means over rows, all others over tokens.
+        """
         before = {name: len(values) for name, values in metrics.items()}
         yield
         for name, values in list(metrics.items()):

@@ -33,8 +33,12 @@ Rows = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Precision:
-    """A context in which a step may score, and the mean difference of log-probabilities, in nats, that rounding
-    explains there."""
+    """How exactly a model is asked.
+
+    Attributes:
+        context: within which it scores, such as autocast.
+        rounding: greatest mean difference of log-probabilities, in nats a token, that counts as rounding there.
+    """
 
     context: Callable[[], AbstractContextManager[Any]]
     rounding: float
@@ -68,14 +72,15 @@ def settled(
         prompts: tokens of one or two prompts of the run.
         precisions: in which it is asked: the step's own, and a more exact one if there is.
         longest: tokens of the longest row; None where it is not known.
-        whole: whether the model's own head may be called. Of a sharded model it is not: row alone is compared by TRL's
-            fused head, since DeepSpeed would expect the module of the head in later passes too.
+        whole: whether rows alone are scored by the model's own forward pass. A sharded model scores them by TRL's fused
+            head, since DeepSpeed would expect the module of its own head in later passes too.
 
     Raises:
         ValueError: none of them gives these log-probabilities; says by how much they differ.
     """
     name = type(getattr(model, "module", model)).__name__
     config: Any = next(module for module in model.modules() if isinstance(module, PreTrainedModel)).config
+    # A tokenizer may know more tokens than the model has embeddings.
     known = [[token % config.get_text_config().vocab_size for token in ids] for ids in prompts]
     evaluated = args.per_device_eval_batch_size if args.eval_strategy != "no" else 0
     count = min(len(ROLLOUTS), max(rows_together(args), evaluated))
@@ -243,7 +248,8 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _narrow_windows(model: nn.Module, config: Any, longest: int | None) -> Iterator[None]:
-    """Within it the windows that the longest row leaves are `WINDOW` tokens wide, in the configuration and modules."""
+    """Within it sliding windows that are shorter than the longest row are `WINDOW` tokens wide, so that short rows show
+    them; in the configuration and in modules."""
     owners = [config, config.get_text_config(), *model.modules()]
     before: list[tuple[Any, str, int]] = []
     for owner in owners:
@@ -261,7 +267,8 @@ def _narrow_windows(model: nn.Module, config: Any, longest: int | None) -> Itera
 
 @contextmanager
 def _stirred(model: nn.Module) -> Iterator[None]:
-    """Within it matrices that are trained from 0 on, as a new adapter's, hold random numbers, so that they show."""
+    """Within it trained matrices that are all 0, as half of a new adapter's are, hold random numbers: with zeros the
+    adapter would change nothing, wherever it looks."""
     empty = [p for p in model.parameters() if p.requires_grad and p.ndim > 1 and p.numel() and not bool(p.any())]
     if empty:
         with random_numbers_kept(empty[0].device):
@@ -317,7 +324,8 @@ def _frequencies(module: nn.Module, longest: int, parameters: Sequence[str]) -> 
             return found
 
         fresh = copy.deepcopy(module)
-        short, whole = told(fresh, WINDOW), told(fresh, longest)
+        short = told(fresh, WINDOW)
+        whole = told(fresh, longest)
         almost = told(fresh, longest - 1)
         follows |= not torch.equal(short[..., :WINDOW, :], whole[..., :WINDOW, :])
         remembers |= not torch.equal(almost, told(copy.deepcopy(module), longest - 1))
