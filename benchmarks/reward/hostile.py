@@ -88,10 +88,14 @@ class Memory:
 
     def _watch(self) -> None:
         me = psutil.Process()
+        command = me.cmdline()
         while not self._end.wait(0.05):
             self.parent = max(self.parent, me.memory_info().rss / 2**20)
             for child in me.children(recursive=True):
                 try:
+                    # Until a new worker has started its own program, it has this process's memory.
+                    if child.cmdline() == command:
+                        continue
                     self.worker = max(self.worker, child.memory_info().rss / 2**20)
                 except psutil.NoSuchProcess:
                     continue
