@@ -3,14 +3,16 @@
 ``parse PATH`` says which of the sources in its standard input is a program.
 
 ``program PATH`` runs the model's code. It reads ``{"name": ..., "args": [...], "kwargs": {...}}``, one a line, and
-answers ``{"value": ...}``, ``{"error": name of an exception, "message": ...}`` or ``{"object": name of a class}``.
+answers ``{"value": ...}`` or ``{"error": name of an exception, "message": ...}``, and ends where it can answer neither.
 Nothing there is trusted: the code may write whatever it likes to where the answers go. What it cannot know is what is
 expected, which is in another process.
 
-``tests PATH`` runs the data set's tests. Every name that they use and do not define, or import from ``solution``, is a
-function of the other process: calling it sends the arguments there and returns what comes back. So the code under test
-never sees an expected value, has no object of its own in a comparison, and cannot reach the verdict: a line in the
-standard error of the tests' process, which is a file.
+``tests PATH`` runs the data set's tests. The program's function, by the name that the tests use and do not define or
+import from ``solution``, is a function of the other process: calling it sends the arguments there and returns what
+comes back. So the code under test never sees an expected value, has no object of its own in a comparison, and cannot
+reach the verdict: a line in the standard error of the tests' process, which is a file.
+
+``stub PATH`` runs the tests of many rows where there is no program, and says which of them could score one.
 
 Values travel as text: plain data only, so that reading them runs nothing.
 """
@@ -44,8 +46,8 @@ from math import ceil, comb, floor, gcd, inf, sqrt
 _SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
-class NotPlainError(TypeError):
-    """A value is not plain data."""
+class Unsupported(BaseException):
+    """Ends the tests: a value is not plain data, they need more than calls with such values, or the program is gone."""
 
 
 def encode(value: Any, numpy: Any = None) -> Any:
@@ -56,7 +58,7 @@ def encode(value: Any, numpy: Any = None) -> Any:
         numpy: the module, whose arrays and scalars then are lists and numbers.
 
     Raises:
-        NotPlainError: anything else.
+        Unsupported: anything else.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -76,7 +78,7 @@ def encode(value: Any, numpy: Any = None) -> Any:
         return {"bytes": value.hex()}
     if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
         return encode(value.tolist(), numpy)
-    raise NotPlainError(f"a {type(value).__name__} is not plain data")
+    raise Unsupported(f"a {type(value).__name__} is not plain data")
 
 
 def decode(data: Any) -> Any:
@@ -117,33 +119,25 @@ def run_program(path: str) -> None:
     """Execute the code in a file, then answer calls of its functions, or of the methods of its ``Solution``."""
     asked, answers = channel()
     namespace: dict[str, Any] = {"__name__": "candidate"}
-    broken = None
-    try:
-        exec(_PRELUDE, namespace)
-        with open(path, encoding="utf-8") as file:
-            exec(compile(file.read(), "candidate.py", "exec"), namespace)
-    except BaseException as error:
-        # The candidate may raise anything, SystemExit too; asked again, it says so.
-        broken = type(error).__name__
+    exec(_PRELUDE, namespace)
+    with open(path, encoding="utf-8") as file:
+        exec(compile(file.read(), "candidate.py", "exec"), namespace)
     for line in asked:
         request = json.loads(line)
         owner, _, name = request["name"].rpartition(".")
+        args = [decode(value) for value in request["args"]]
+        kwargs = {key: decode(value) for key, value in request["kwargs"].items()}
+        # Code without the function ends here: a KeyError as an answer could be what the tests expect.
+        method = owner or (name not in namespace and "Solution" in namespace)
+        function = getattr(namespace["Solution"](), name) if method else namespace[name]
         try:
-            if broken is not None:
-                raise ImportError(broken)
-            args = [decode(value) for value in request["args"]]
-            kwargs = {key: decode(value) for key, value in request["kwargs"].items()}
-            method = owner or (name not in namespace and "Solution" in namespace)
-            function = getattr(namespace["Solution"](), name) if method else namespace[name]
             value = function(*args, **kwargs)
-            try:
-                # Imported only if the program did so, which saves its time for the others.
-                answer = {"value": encode(value, sys.modules.get("numpy"))}
-            except NotPlainError:
-                answer = {"object": type(value).__name__}
         except BaseException as error:
             # Of the candidate, and told to the tests.
             answer = {"error": type(error).__name__, "message": str(error)[:1000]}
+        else:
+            # numpy is imported only if the program did so, which saves its time for the others.
+            answer = {"value": encode(value, sys.modules.get("numpy"))}
         answers.write(json.dumps(answer) + "\n")
 
 
@@ -162,41 +156,48 @@ def run_parse(path: str) -> None:
             return
 
 
-class Unsupported(BaseException):
-    """The tests cannot be run across processes: they pass or need something that is not plain data."""
-
-
-class Gone(BaseException):
-    """The other process has ended, or writes something unexpected."""
-
-
 # Attributes that a result can have: all types that travel.
 _ATTRIBUTES = {name for kind in (int, float, complex, str, bytes, list, tuple, set, dict) for name in dir(kind)}
 # What tests call the file with the code under test.
 _OWN_MODULES = ("solution", "main", "submission")
-# Tests that name these look into the process of the code under test, or share objects with it.
+# Tests that name these look into the process of the code under test, share objects with it, or may run its results.
 _SHARED = frozenset(
-    ("mock", "patch", "Mock", "MagicMock", "capsys", "capfd", "caplog", "monkeypatch", "tmp_path", "stdout", "stdin",
-     "redirect_stdout", "ListNode", "TreeNode", "list_node", "tree_node", "is_same_list", "is_same_tree")
+    ("mock", "patch", "Mock", "MagicMock", "stdout", "stdin", "redirect_stdout", "ListNode", "TreeNode", "list_node",
+     "tree_node", "is_same_list", "is_same_tree", "eval", "exec", "open", "pickle", "marshal", "subprocess", "warns")
 )  # fmt: skip
+# Of a statement of the tests where there is no program, and not because they cannot be run here.
+_FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
-class Object:
-    """Stands for a result that is not plain data: every comparison with it fails."""
+class Stub(dict[Any, Any]):
+    """Stands for what a call returns where there is no program; plain data, so that it can be an argument."""
 
     def __init__(self, function: str) -> None:
         self._function = function
 
-    def _fail(self, other: Any = None) -> Any:
-        raise TypeError("the result is not plain data")
-
-    __eq__ = __ne__ = __bool__ = __hash__ = __str__ = __repr__ = _fail
-
     def __getattr__(self, name: str) -> Any:
-        # No plain result has it, or a class is meant: no code can pass. Otherwise it is this code that is wrong.
-        if name.startswith("__") or (name in _ATTRIBUTES and not self._function[:1].isupper()):
+        # A library that is given it, such as numpy, may ask for anything.
+        asked_by_tests = sys._getframe(1).f_code.co_filename == "tests.py"
+        is_plain = name in _ATTRIBUTES and not self._function[:1].isupper()
+        if name.startswith("__") or is_plain or not asked_by_tests:
             raise AttributeError(name)
+        # No plain result has it, or a class is meant: no code can pass.
         raise Unsupported(f"the tests use '{name}' of an object")
+
+    def __eq__(self, other: object) -> bool:
+        # What is no plain data cannot be what a call returns.
+        if not isinstance(other, (Stub, Approx)):
+            encode(other, sys.modules.get("numpy"))
+        return False
 
 
 class Functions:
@@ -232,19 +233,16 @@ class Approx:
         if isinstance(expected, (list, tuple)):
             same = isinstance(value, (list, tuple)) and len(value) == len(expected)
             return same and all(map(self._near, value, expected))
-        return value == expected or abs(value - expected) <= max(self.absolute, self.relative * abs(expected))
+        # Relative to infinity everything would be near.
+        bound = max(self.absolute, self.relative * abs(expected))
+        return value == expected or abs(value - expected) <= bound < float("inf")
 
 
 class Pytest:
-    """What most tests use of pytest; tests that use more are not scored."""
+    """What most tests use of pytest; without the rest decorators fail, and so does ``pytest.fail``."""
 
     approx = Approx
     mark = property(lambda self: self)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise Unsupported(f"pytest.{name}")
 
     @staticmethod
     @contextmanager
@@ -336,7 +334,8 @@ def run_found(namespace: dict[str, Any]) -> None:
     """Run what unittest or pytest would find."""
     unittest: Any = sys.modules.get("unittest")
     for name, value in list(namespace.items()):
-        if isinstance(value, FunctionType) and name.startswith("test"):
+        # The function under test may have such a name too.
+        if isinstance(value, FunctionType) and name.startswith("test") and value.__module__ == "tests":
             call_rows(value)
         elif isinstance(value, type) and unittest is not None and issubclass(value, unittest.TestCase):
             unittest.defaultTestLoader.loadTestsFromTestCase(value).debug()
@@ -365,43 +364,52 @@ def run_tests(path: str) -> None:
     # The tests, which may print to the standard error, get /dev/null in its place.
     verdict = os.dup(2)
     os.dup2(0, 2)
-    calls = 0
-    raised: list[Exception] = []
 
-    def remote(name: str) -> Any:
-        if name == "Solution":
-            return lambda: Functions(remote, "Solution.")
-
-        def function(*args: Any, **kwargs: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            try:
-                given = {"args": [encode(a) for a in args], "kwargs": {k: encode(v) for k, v in kwargs.items()}}
-            except NotPlainError as error:
-                raise Unsupported(str(error)) from None
-            try:
-                requests.write(json.dumps({"name": name, **given}) + "\n")
-                answer = json.loads(answers.readline())
-                if "object" in answer:
-                    return Object(name)
-                if "error" not in answer:
-                    return decode(answer["value"])
-                raised.append(exception(str(answer["error"]), str(answer.get("message", ""))))
-            except Exception as error:
-                raise Gone(type(error).__name__) from None
-            raise raised[-1]
-
-        return function
+    def ask(request: dict[str, Any]) -> Any:
+        try:
+            requests.write(json.dumps(request) + "\n")
+            answer = json.loads(answers.readline())
+            if "error" not in answer:
+                return decode(answer["value"])
+            raised = exception(str(answer["error"]), str(answer.get("message", "")))
+        except Exception as error:
+            raise Unsupported(type(error).__name__) from None
+        raise raised
 
     with open(path, encoding="utf-8") as file:
         tests = json.load(file)
+    # Whatever a test raises, it has not passed: tests that cannot be scored were found without the program.
+    with suppress(BaseException):
+        if run_source(tests, ask):
+            os.write(verdict, b"pass\n")
+
+
+def run_stub(path: str) -> None:
+    """Print for each row of tests, of a JSON list in the standard input, 1 if code can be scored by it and else 0."""
+    rows, verdicts = channel()
+    for row in json.load(rows):
+        verdicts.write(f"{all(map(can_score, row)):d}\n")
+
+
+def can_score(tests: dict[str, Any]) -> bool:
+    """Whether tests that are run without a program call it, with plain data, and need nothing that is not there."""
     try:
-        run_source(tests["source"], tests["entry_point"], remote)
-        said = "pass" if calls else "unsupported"
+        return run_source(tests, lambda request: Stub(request["name"]), MayFail())
     except BaseException as error:
-        # Whatever a test raises is its verdict, unless it is the tests' own inability.
-        said = "unsupported" if is_inability(error) and not any(error is known for known in raised) else "fail"
-    os.write(verdict, f"{said}\n".encode())
+        # An AttributeError is that of a decorator: statements may fail.
+        inability = isinstance(error, (Unsupported, SyntaxError, ImportError, OSError, AttributeError))
+        return not inability and type(error).__name__ != "SkipTest"
+
+
+class MayFail(ast.NodeTransformer):
+    """Goes on behind each statement that fails without a program, so that all of the tests are seen."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """The node with its statements, or a statement in a context of the name ``may_fail``."""
+        super().generic_visit(node)
+        if not isinstance(node, ast.stmt) or isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.ImportFrom)):
+            return node
+        return ast.With([ast.withitem(ast.Name("may_fail", ast.Load()))], [node])
 
 
 def exception(name: str, message: str) -> Exception:
@@ -414,32 +422,74 @@ def exception(name: str, message: str) -> Exception:
     return RuntimeError(message)
 
 
-def is_inability(error: BaseException) -> bool:
-    """Whether tests cannot be run here, or look at what no plain value has."""
-    if isinstance(error, AttributeError):
-        return error.name is not None and error.name not in _ATTRIBUTES
-    return isinstance(error, (Unsupported, SyntaxError, ImportError, OSError)) or type(error).__name__ == "SkipTest"
+def run_source(tests: dict[str, Any], ask: Callable[[Any], Any], change: ast.NodeVisitor | None = None) -> bool:
+    """Run tests: statements, a function ``check``, or what unittest or pytest would find.
 
+    The program could be its own judge by a second function that the tests give its results to, or what is expected. So
+    one function is the program's: the entry point, or the one that the tests call. Other names that they do not define
+    are those of the row's helpers and of Python.
 
-def run_source(source: str, entry_point: str | None, remote: Callable[[str], Any]) -> None:
-    """Run tests: statements, a function ``check``, or what unittest or pytest would find."""
-    tree = ast.parse(source)
-    unbound = unbound_names(source)
+    Args:
+        tests: of a `Case`, as a dictionary.
+        ask: calls the program.
+        change: of the tests, before they are run.
+
+    Returns:
+        Whether they call the program.
+
+    Raises:
+        Unsupported: they call several functions of it, or need more than their results.
+    """
+    tree = ast.parse(tests["given"])
+    entry = {tests["name"].rpartition(".")[2]} if tests["name"] else set()
     own = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in _OWN_MODULES]
-    imported = {alias.asname or alias.name for node in own for alias in node.names}
-    if needs_objects(tree, {*unbound, *imported, "candidate"} - {"Solution"}):
-        raise Unsupported("more than results")
-    modules: dict[str, Any] = {"pytest": Pytest(), **dict.fromkeys(_OWN_MODULES, Functions(remote, ""))}
+    unbound = unbound_names(tests["given"])
+    names = unbound.union(alias.asname or alias.name for node in own for alias in node.names) - {"Solution"}
+    known = known_names(tests["helpers"]) if len(names | entry) > 1 else {}
+    theirs = known.keys() - (entry or names - known.keys() or names)
+    if len(entry | names - theirs) > 1 or needs_objects(tree, {*names, "candidate"} - theirs):
+        raise Unsupported("more than results of one function")
+    called = set()
+
+    def program(name: str) -> Any:
+        if name == "Solution":
+            return lambda: Functions(program, "Solution.")
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            called.add(name.rpartition(".")[2])
+            if len(called | entry) > 1:
+                raise Unsupported("several functions of the program")
+            given = {key: encode(value) for key, value in kwargs.items()}
+            return ask({"name": name, "args": list(map(encode, args)), "kwargs": given})
+
+        return function
+
     # What the tests import by these names.
+    modules: Any = {"pytest": Pytest(), **dict.fromkeys(_OWN_MODULES, Functions(program, ""))}
     sys.modules.update(modules)
-    namespace = {name: remote(name) for name in unbound}
-    namespace.update(__name__="tests", __file__="tests.py")
-    exec(compile(tree, "tests.py", "exec"), namespace)
-    if entry_point and "check" in namespace:
+    namespace = {name: known[name] if name in theirs else program(name) for name in unbound}
+    namespace.update(__name__="tests", __file__="tests.py", may_fail=suppress(*_FAILURES))
+    exec(compile(ast.fix_missing_locations(change.visit(tree) if change else tree), "tests.py", "exec"), namespace)
+    if entry and "check" in namespace:
         # LeetCode's entry point is Solution().name, and a request names it Solution.name.
-        namespace["check"](remote(entry_point.replace("()", "")))
+        namespace["check"](program(tests["name"].replace("()", "")))
     run_found(namespace)
+    return bool(called)
+
+
+def known_names(helpers: list[str]) -> dict[str, Any]:
+    """What Python has by the names that sites import for everybody, and the functions of the row."""
+    known: dict[str, Any] = {}
+    exec(_PRELUDE, known)
+    for source in helpers:
+        # It may be prose.
+        with suppress(Exception):
+            last = ast.parse(source).body[0].body[-1]  # type: ignore[attr-defined]
+            # A function is left to the program where its end is a docstring, `...`, `pass` or NotImplementedError.
+            if not isinstance(last, (ast.Expr, ast.Pass, ast.Raise)):
+                exec(source, known)
+    return known
 
 
 if __name__ == "__main__":
-    {"program": run_program, "tests": run_tests, "parse": run_parse}[sys.argv[1]](sys.argv[2])
+    {"program": run_program, "tests": run_tests, "stub": run_stub, "parse": run_parse}[sys.argv[1]](sys.argv[2])

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import platform
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares, warn_late
+from basis_rl.rewards.base import Column, Completions, LogMetric, Scores, log_shares, warn_late
 from basis_rl.rewards.code.blocks import last_code
 from basis_rl.rewards.code.run import Program, Verdict
 from basis_rl.rewards.code.tests import Case, choose_cases, joined, parse_tests
-from basis_rl.rewards.extract import completion_text
+from basis_rl.rewards.thought import AfterThought, Unfinished
 from basis_rl.rewards.workers.calls import check_limits, trl_signature
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.sandbox import Policy, isolation
 
-_RULES = 2
+_RULES = 3
 _OUTPUT_BYTES = 4 << 20
 
+_Scored = tuple[float | None, list[Verdict]]
 
-class CodeReward(Reward):
+
+class CodeReward(AfterThought):
     """1.0 if the rollout's Python code passes all tests of its problem, else 0.0.
 
     The code is the last closed fenced block of Python, else the last one without a language that is Python. The tests
     are a column of the dataset, in the forms of `parse_tests`. Each test runs in a sandbox of its own, which never
-    holds what is expected (docs/security.md). A problem whose tests cannot be read, or that pass or need something that
-    is not plain data, is not scored (None).
+    holds what is expected (docs/security.md). A problem is not scored (None) if its tests cannot be read, need
+    something that is not plain data, or call several functions of the program, which could then be its own judge.
 
     Metrics: ``reward/code/no_code``, ``reward/code/timeout``, ``reward/code/unscored`` and, of these,
     ``reward/code/over_budget``, shares of the rollouts.
@@ -43,10 +47,13 @@ class CodeReward(Reward):
         memory_bytes: address space per test.
         processes: processes and threads that a program may have.
         packages: allow the import of all installed packages, besides the standard library and numpy.
-        tolerance: absolute or relative error of a number that is expected with a decimal point.
+        tolerance: absolute or relative error of a number that is expected with a decimal point, never more than a tenth
+            of the number.
         fn_name: column with the function's name, where the tests do not name it.
-        batch_timeout: seconds by the clock for the rollouts of one call; the rest is not scored. None: no limit.
+        batch_timeout: seconds by the clock for the rollouts of one call, which have equal shares of it. Those that are
+            not done within theirs are not scored. None: no limit.
         allow_unsafe: run the code although this machine does not keep all promises of the sandbox.
+        after_think, unfinished: see `AfterThought`.
 
     Raises:
         ValueError: a parameter out of its range, or a machine that cannot isolate or run the code.
@@ -56,9 +63,10 @@ class CodeReward(Reward):
     __name__ = "code_reward"
     gold_help = (
         "The reward code reads tests: name their column by reward_kwargs: {column: test_list}, and where they leave it "
-        "out that of the function's name, {column: test, fn_name: entry_point}."
+        "out that of the function's name, {column: test, fn_name: entry_point}. See docs/other_rewards.md."
     )
     reward_range = (0.0, 1.0)
+    place = "code"
 
     def __init__(
         self,
@@ -74,6 +82,8 @@ class CodeReward(Reward):
         fn_name: str | None = None,
         batch_timeout: float | None = 300.0,
         allow_unsafe: bool = False,
+        after_think: bool | None = None,
+        unfinished: Unfinished = "wrong",
     ) -> None:
         check_limits("code", num_workers, timeout, memory_bytes, batch_timeout)
         if max_tests < 1 or processes < 1 or tolerance < 0:
@@ -87,6 +97,7 @@ class CodeReward(Reward):
                 f"code: this machine cannot shut in what a model writes: {given}. Run on Linux 5.13 or newer, with "
                 "Landlock and seccomp, or set allow_unsafe: true where nothing can be lost or read that matters."
             )
+        self._set_thought("code", after_think, unfinished)
         self.column = column
         self.partial = partial
         self.max_tests = max_tests
@@ -97,9 +108,11 @@ class CodeReward(Reward):
             memory_bytes=memory_bytes, cpu_seconds=timeout, file_bytes=_OUTPUT_BYTES, processes=processes, readable=()
         )
         self._packages = packages
+        # By the hash of a row: whether its tests can score code.
+        self._fit: dict[int, bool] = {}
         self._tolerance = tolerance
         kind = "share of" if partial else "all of"
-        self.version = (
+        self._stated = (
             f"rules {_RULES}, Python {platform.python_version()}, {kind} {max_tests} tests, {timeout:g} s, "
             f"{memory_bytes >> 20} MiB{', packages' if packages else ''}, tolerance {tolerance:g}"
         )
@@ -112,15 +125,26 @@ class CodeReward(Reward):
         self, prompts: Column, completions: Completions, log_metric: LogMetric = None, **columns: Any
     ) -> Scores:
         names = columns[self.fn_name] if self.fn_name else [None] * len(completions)
-        codes = [last_code(completion_text(completion)) for completion in completions]
-        rows = list(zip(codes, columns[self.column], names, strict=True))
+        codes = [last_code(text) for text in self.said(completions, prompts, columns.get("truncated"))]
+        rows = list(zip(columns[self.column], names, prompts or [None] * len(completions), strict=True))
+        cases = self._cases(rows)
         # The same program with the same tests is run once.
-        keys = [repr(row) for row in rows]
-        tasks = dict(zip(keys, rows, strict=True))
-        deadline = math.inf if self.batch_timeout is None else time.monotonic() + self.batch_timeout
+        keys = list(map(repr, zip(codes, rows, strict=True)))
+        tasks = dict(zip(keys, zip(codes, cases, strict=True), strict=True))
+        done: dict[str, _Scored] = {}
+        end = math.inf if self.batch_timeout is None else time.monotonic() + self.batch_timeout
         with ThreadPoolExecutor(self.num_workers) as threads:
-            scored = threads.map(lambda task: self._score(deadline, *task), tasks.values())
-            done = dict(zip(tasks, scored, strict=True))
+            # What a rollout uses up is not another's time: it has an equal share of what is left when it begins. Those
+            # that were not done are tested again, if others have left time.
+            for _ in range(2):
+                left = [key for key in tasks if key not in done or "over budget" in done[key][1]]
+                begun = itertools.count()
+
+                def scored(key: str, begun: Iterator[int] = begun, count: int = len(left)) -> _Scored:
+                    share = self.num_workers / max(self.num_workers, count - next(begun))
+                    return self._score(share * (end - time.monotonic()), *tasks[key])
+
+                done.update(zip(left, threads.map(scored, left), strict=True))
         results = [done[key] for key in keys]
         if any("no sandbox" in verdicts for _, verdicts in results):
             broken = self._broken_sandbox()
@@ -133,41 +157,48 @@ class CodeReward(Reward):
         counts = {"no_code": codes.count([]), "timeout": timeouts, "unscored": rewards.count(None), "over_budget": late}
         log_shares(log_metric, "code", counts, len(results))
         warn_late("The tests", late, len(results), self.batch_timeout)
-        return rewards
+        return self._settled(rewards, [code or None for code in codes], columns.get("truncated"))
 
-    def answers(self, completions: Completions, prompts: Column = ()) -> list[str | None]:
-        """The program of each rollout; None where there is none."""
-        return [next(iter(last_code(completion_text(completion))), None) for completion in completions]
+    def _answer(self, text: str) -> str | None:
+        return next(iter(last_code(text)), None)
 
     @property
     def gold_columns(self) -> list[str]:
-        """The column with the tests, and that of the function's name if there is one."""
-        return [self.column, *([self.fn_name] if self.fn_name else [])]
+        """The column with the tests, that of the function's name if there is one, and the prompts."""
+        return [self.column, *([self.fn_name] if self.fn_name else []), "prompt"]
 
-    def check_golds(self, solution: Column, names: Column | None = None) -> list[int]:
-        """Indices of the cells that hold no tests, or tests of a function whose name is not known."""
-        rows = zip(solution, names or [None] * len(solution), strict=True)
-        return [i for i, (cell, name) in enumerate(rows) if not self._cases(cell, name)]
+    def check_golds(self, solution: Column, *others: Column) -> list[int]:
+        """Indices of the cells that hold no tests, or tests by which no code can be scored.
 
-    def _cases(self, cell: Any, name: str | None) -> list[Case]:
-        return choose_cases(parse_tests(cell, name), self.max_tests)
+        The tests are run without a program. `others` are the other `gold_columns`, the last of which may be left out.
+        """
+        columns = others if self.fn_name else ([None] * len(solution), *others)
+        cases = self._cases(list(zip(solution, *columns, strict=True)))
+        return [index for index, found in enumerate(cases) if not found]
 
-    def _score(
-        self, deadline: float, code: list[str], cell: Any, name: str | None
-    ) -> tuple[float | None, list[Verdict]]:
-        cases = self._cases(cell, name)
+    def _cases(self, rows: list[tuple[Any, ...]]) -> list[list[Case]]:
+        """The tests of each row (`parse_tests` takes it); none where code cannot be scored by them, tried out once."""
+        keys = [hash(repr(row)) for row in rows]
+        chosen = [choose_cases(parse_tests(*row), self.max_tests) for row in rows]
+        cases = chosen if self.partial else list(map(joined, chosen))
+        asserts = {key: found for key, found in zip(keys, cases, strict=True) if found and found[0].kind == "assert"}
+        untried = {key: asserts[key] for key in asserts if key not in self._fit}
+        with self._program([""]) as nothing:
+            self._fit.update(zip(untried, nothing.score_nothing(list(untried.values())), strict=True))
+        return [found if self._fit.get(key, True) else [] for key, found in zip(keys, cases, strict=True)]
+
+    def _score(self, seconds: float, code: list[str], cases: list[Case]) -> _Scored:
         if not cases:
             return None, []
         if not code:
             return 0.0, []
-        cases = cases if self.partial else joined(cases)
         verdicts: list[Verdict] = []
-        with self._program(code, deadline) as program:
+        with self._program(code, time.monotonic() + seconds) as program:
             for case in cases:
                 verdicts.append(program.test(case))
-                if verdicts[-1] != "pass" and not self.partial:
+                if verdicts[-1] != "pass" and (not self.partial or verdicts[-1] == "over budget"):
                     break
-        if "unsupported" in verdicts or "over budget" in verdicts:
+        if "over budget" in verdicts:
             return None, verdicts
         passed = verdicts.count("pass")
         return passed / len(cases) if self.partial else float(passed == len(cases)), verdicts

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 _STDIN = ("stdin", "stdin_stdout", "standard_input")
@@ -15,6 +16,8 @@ _CALL = ("functional", "function_call", "call_based")
 _UNCALLED = re.compile(r"^def check\((?!.*^check\()", re.MULTILINE | re.DOTALL)
 # Source that has its own structure: it cannot be joined to others, as single statements can.
 _TEST_SOURCE = re.compile(r"^\s*(?:def (?:test|check)|class \w*Test)", re.MULTILINE)
+# With the lines of its body, and the closing bracket of its parameters.
+_FUNCTION = re.compile(r"^def .*\n(?:(?:[ \t)].*)?\n)*", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -28,15 +31,17 @@ class Case:
         given: see `kind`.
         expected: see `kind`.
         name: of the function.
+        helpers: functions in the row's prompt, which tests of kind ``assert`` may use.
     """
 
     kind: Literal["stdin", "call", "assert"]
     given: Any
     expected: Any = None
     name: str | None = None
+    helpers: tuple[str, ...] = ()
 
 
-def parse_tests(cell: Any, fn_name: str | None = None) -> list[Case]:
+def parse_tests(cell: Any, fn_name: str | None = None, prompt: Any = None) -> list[Case]:
     """The tests in a cell: JSON, or the object that it stands for, or Python source.
 
     Known: ``{"inputs": [...], "outputs": [...]}`` with or without ``fn_name`` (APPS, TACO, verl), a list of
@@ -49,12 +54,14 @@ def parse_tests(cell: Any, fn_name: str | None = None) -> list[Case]:
     Args:
         cell: the tests.
         fn_name: of the function, where the tests do not name it; or JSON with a ``func_name``.
+        prompt: of the row, whose Python code may have functions that the tests need.
 
     Returns:
         The tests; empty where the cell has none in one of these forms.
     """
     try:
-        return _cases(cell, _function_name(fn_name))
+        helpers = _helpers(prompt)
+        return [replace(case, helpers=helpers) for case in _cases(cell, _function_name(fn_name))]
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         # Cells can hold anything, such as text that is not JSON, or a test without an output.
         return []
@@ -73,10 +80,12 @@ def _cases(cell: Any, name: str | None) -> list[Case]:
         if cell.get("asserts"):
             return _asserts(cell["asserts"], str(cell.get("setup") or ""))
         if cell.get("inputs") is not None:
-            rows = zip(cell["inputs"], cell.get("outputs") or [], strict=True)
-            cell = [{"input": given, "output": expected} for given, expected in rows]
-        else:
-            cell = cell.get("test_cases") or cell.get("tests")
+            outputs = cell.get("outputs") or []
+            cases = [_case({"input": i, "output": o}, name) for i, o in zip(cell["inputs"], outputs, strict=True)]
+            # APPS and TACO have either each result of a function in a list of its own, or none of a row.
+            wrapped = name and all(isinstance(output, list) and len(output) == 1 for output in outputs)
+            return [replace(case, expected=case.expected[0]) for case in cases] if wrapped else cases
+        cell = cell.get("test_cases") or cell.get("tests")
     if not isinstance(cell, Sequence) or isinstance(cell, str):
         return []
     if all(isinstance(item, str) for item in cell):
@@ -114,6 +123,12 @@ def _case(item: Mapping[str, Any], name: str | None) -> Case:
     return Case("call", given if isinstance(given, list) else [given], expected, str(name))
 
 
+def _helpers(prompt: Any) -> tuple[str, ...]:
+    """What looks like functions in a text, or in what the user says in a conversation."""
+    said = [prompt] if isinstance(prompt, str) else [str(m["content"]) for m in prompt or () if m["role"] == "user"]
+    return tuple(_FUNCTION.findall("\n".join([*said, ""])))
+
+
 def _function_name(where: Any) -> str | None:
     """The name in an object, also in its ``metadata``, or in JSON of one; a text that is no such JSON is the name."""
     if isinstance(where, str):
@@ -129,7 +144,7 @@ def _function_name(where: Any) -> str | None:
 def joined(cases: Sequence[Case]) -> list[Case]:
     """One case for all of them, where all are statements."""
     if all(case.kind == "assert" and case.name is None and not _TEST_SOURCE.search(case.given) for case in cases):
-        return [Case("assert", "\n".join(case.given for case in cases))]
+        return [replace(case, given="\n".join(case.given for case in cases)) for case in cases[:1]]
     return list(cases)
 
 
@@ -156,12 +171,10 @@ def same_output(printed: str, expected: str, tolerance: float) -> bool:
 def same_value(answer: Any, expected: Any, tolerance: float) -> bool:
     """An encoded value (`harness.encode`) is this JSON value: tuples are lists, keys are strings, sets are nothing.
 
-    The encoded one is not decoded: a model can write a set whose hashes all collide. `expected` in a list of its own,
-    as APPS has it, is the same.
+    The encoded one is not decoded: a model can write a set whose hashes all collide.
     """
     try:
-        wrapped = isinstance(expected, list) and len(expected) == 1
-        return _same(answer, expected, tolerance) or (wrapped and _same(answer, expected[0], tolerance))
+        return _same(answer, expected, tolerance)
     except (RecursionError, ValueError, TypeError, KeyError, IndexError, OverflowError):
         return False
 
@@ -170,10 +183,11 @@ def _same(answer: Any, expected: Any, tolerance: float) -> bool:
     if expected is None or isinstance(expected, (bool, str)):
         return type(answer) is type(expected) and answer == expected
     if isinstance(expected, (int, float)):
-        if isinstance(answer, dict) and isinstance(expected, int):
-            return bool(answer == {"int": hex(expected)})
-        value = float(int(answer["int"], 16)) if isinstance(answer, dict) else answer
-        return type(value) is float and _near(value, float(expected), tolerance)
+        if isinstance(answer, dict):
+            answer = int(answer["int"], 16)
+        elif type(answer) is not float:
+            return False
+        return bool(answer == expected) if isinstance(expected, int) else _near(float(answer), expected, tolerance)
     if isinstance(expected, list):
         items = answer.get("list", answer.get("tuple")) if isinstance(answer, dict) else None
         return (
@@ -201,4 +215,9 @@ def _number(token: str) -> float:
 
 
 def _near(a: float, b: float, tolerance: float) -> bool:
-    return abs(a - b) <= tolerance * max(1.0, abs(b))
+    """Whether `a` is within the tolerance of the expected `b`, absolute or relative, and `b` is not lost in it."""
+    if a == b or not math.isfinite(b):
+        return a == b
+    # 0 is not 0.0000004; but what is smaller than the noise of floats is 0.
+    most = max(abs(b) / 10, 1e-12) if b else tolerance
+    return abs(a - b) <= min(most, tolerance * max(1.0, abs(b)))

@@ -10,8 +10,8 @@ from basis_rl.rewards import CodeReward
 from basis_rl.rewards.code import reward as code_reward
 from basis_rl.rewards.code import run as code_run
 from basis_rl.rewards.code.blocks import last_code
-from basis_rl.rewards.code.harness import decode, encode
-from basis_rl.rewards.code.tests import Case, choose_cases, parse_tests, same_output, same_value
+from basis_rl.rewards.code.harness import Approx, Unsupported, decode, encode
+from basis_rl.rewards.code.tests import Case, _near, choose_cases, parse_tests, same_output, same_value
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.sandbox import Isolation, isolation
 from tests.rewards.growth import grows_linearly
@@ -111,7 +111,7 @@ def test_share_of_tests_and_rows_that_cannot_be_scored():
     got = reward([], texts, tests=None, solution=cells, log_metric=logged.__setitem__)
     assert got == [1.0, 0.5, 0.5, None, None, None]
     assert logged["reward/code/unscored"] == 0.5
-    assert reward.check_golds(cells) == [3]
+    assert reward.check_golds(cells) == [3, 4, 5]
     assert reward([], [right], solution=[["assert 1 + 1 == 2"]]) == [None]  # which says nothing of the code
     assert reward([], ["no code", "```python\nopen"], solution=[ADD_CALL] * 2) == [0.0, 0.0]
 
@@ -122,7 +122,7 @@ def test_tests_and_the_functions_name_in_columns_of_their_own():
     cell = [{"input": "[1]\n[2]", "output": "[1, 2]", "testtype": "functional"}]
     text = fenced("def join(a, b):\n    return a + b")
     assert reward([], [text] * 2, solution=["irrelevant"] * 2, tests=[cell] * 2, name=["join", "other"]) == [1.0, 0.0]
-    assert reward.gold_columns == ["tests", "name"]
+    assert reward.gold_columns == ["tests", "name", "prompt"]
     assert reward.check_golds([cell, cell, "irrelevant"], ["join", None, "join"]) == [1, 2]
     check = "def check(candidate):\n    assert candidate(1, 2) == 3"
     assert reward.check_golds([check, check, f"{check}\ncheck(join)"], ["join", None, None]) == [1]
@@ -223,6 +223,87 @@ def test_a_wrong_program_cannot_make_tests_unfit(reward, source):
 
 
 @needs_sandbox
+@pytest.mark.parametrize("partial", [False, True])
+def test_no_program_is_its_own_judge(partial):
+    reward = CodeReward(num_workers=2, timeout=1, partial=partial)
+    rows = CASES["judged by itself"]
+    got = scores(reward, rows.values())
+    assert dict(zip(rows, got, strict=True)) == dict.fromkeys(rows)
+    assert reward.check_golds([tests for _, tests in rows.values()]) == list(range(len(rows)))
+
+
+HELPED = {
+    "test": "def check(candidate):\n    assert abs(poly([2, 1], candidate([2, 1]))) < 1e-4\n",
+    "entry_point": "zero",
+}
+POLY = "def poly(\n    xs,\n    x,\n):\n    return sum(a * math.pow(x, i) for i, a in enumerate(xs))\n"
+ZERO = '\ndef zero(xs):\n    """A zero of a line.\n\n    >>> zero([2, 1])\n    -2.0\n    """\n'
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "prompt", [POLY + ZERO, [{"role": "user", "content": f"Solve:\n```python\n{ZERO}{POLY}```\n"}]]
+)
+def test_helpers_are_those_of_the_prompt(reward, prompt):
+    right, wrong = (f"def poly(*a):\n    return 0\ndef zero(xs):\n    return {x}" for x in ("-xs[0] / xs[1]", "1"))
+    texts = [fenced(right), fenced(wrong), fenced("x = 1")]
+    assert reward([prompt] * 3, texts, solution=[HELPED] * 3) == [1.0, 0.0, 0.0]
+    unnamed = [HELPED["test"] + "check(zero)"] * 3
+    assert reward([prompt] * 3, texts, solution=unnamed) == [1.0, 0.0, 0.0]
+    assert reward.check_golds([HELPED, unnamed[0]], [prompt] * 2) == []
+    assert reward.check_golds([HELPED, unnamed[0]]) == [0, 1]
+
+
+@needs_sandbox
+@pytest.mark.parametrize("end", ["pass", "...", "raise NotImplementedError", "'A polynomial.'"])
+def test_a_function_that_a_prompt_only_begins_is_no_helper(reward, end):
+    assert reward.check_golds([HELPED], [f"def poly(xs, x):\n    {end}\n{ZERO}"]) == [0]
+
+
+@needs_sandbox
+def test_a_name_that_a_test_could_have_is_a_function_too(reward):
+    rows = [("def test_even(x): return x % 2 == 0", ["assert test_even(2)", "assert not test_even(3)"]),
+            ("def test_even(x): return True", ["assert test_even(2)", "assert not test_even(3)"]),
+            ("def comb(n, k): return 6", ["assert comb(4, 2) == 6"])]  # fmt: skip
+    assert scores(reward, rows) == [1.0, 0.0, 1.0]
+
+
+@needs_sandbox
+def test_what_cannot_be_scored_is_found_behind_tests_that_do_not_end():
+    endless = ["while f(1) != 2:\n    pass"]
+    cells = [["assert f(1) == 2"], endless, ["assert f(object())"], ["raise SystemExit"], ["import os\nos._exit(0)"],
+             ["assert f(object())"], *[[f"assert f({i}) == 2"] for i in range(70)], ["assert f(object())"]]  # fmt: skip
+    reward = CodeReward(num_workers=2, timeout=1)
+    assert reward.check_golds(cells) == [2, 5, 76]
+
+
+def test_everything_is_not_near_infinity():
+    assert Approx(float("inf")) == float("inf")
+    assert Approx(float("inf")) != 3.0
+    assert _near(float("inf"), float("inf"), 1e-6)
+    assert not _near(3.0, float("inf"), 1e-6)
+
+
+AGGREGATES = ("np.mean(f(2)) == 4", "np.sum(f(2)) == 4", "np.shape(f(2)) == ()", "np.allclose(np.array(f(2)), 4)")
+
+
+@needs_sandbox
+def test_numpy_may_ask_a_result_for_anything_and_tests_may_not():
+    reward = CodeReward(num_workers=1)
+    rows = [[f"import numpy as np\nassert {each}"] for each in AGGREGATES]
+    rows += [["assert f(2).name == 4"], ["import datetime\nassert f(2) == datetime.date(2020, 1, 1)"]]
+    assert reward.check_golds(rows) == [4, 5]
+    assert reward([], [fenced("def f(x): return 4")] * 6, solution=rows) == [1.0] * 4 + [None] * 2
+
+
+@needs_sandbox
+def test_programs_that_need_most_of_the_time_of_a_batch_are_scored():
+    reward = CodeReward(num_workers=1, timeout=3, batch_timeout=10.0)
+    slow = [fenced(f"import time\ntime.sleep(1.5)\n{SOLVED}\n# {i}") for i in range(4)]
+    assert reward([], slow, solution=[{"inputs": ["1 2"], "outputs": ["3"]}] * 4) == [1.0] * 4
+
+
+@needs_sandbox
 def test_numpy_is_there_and_no_other_package():
     reward = CodeReward(num_workers=1)
     asserts = ["assert mean([1, 2, 4]) == 7 / 3"]
@@ -253,21 +334,32 @@ def test_a_program_is_the_main_module(reward):
     assert scores(reward, [(source, {"inputs": [""], "outputs": ["3 1 True"]})]) == [1.0]
 
 
+SLEEPER = "import time\ntime.sleep(1000 + {})"
+
+
 @needs_sandbox
-def test_a_batch_has_a_budget(caplog):
-    reward = CodeReward(num_workers=2, timeout=2, batch_timeout=4.0)
+def test_a_batch_has_a_budget_in_which_sleepers_take_no_time_of_others(caplog):
+    reward = CodeReward(num_workers=2, timeout=2, batch_timeout=10.0)
     logged = {}
-    sleepers = [fenced(f"import time\ntime.sleep(1000 + {i})") for i in range(40)]
-    texts = [fenced(SOLVED), "no code", *sleepers]
+    texts = ["no code", *[fenced(SLEEPER.format(i)) for i in range(5)], fenced(SOLVED), fenced(SOLVED + "\n")]
     began = time.perf_counter()
-    got = reward([], texts, solution=[{"inputs": ["1 2"], "outputs": ["3"]}] * 42, log_metric=logged.__setitem__)
-    assert time.perf_counter() - began < 8
-    assert got == [1.0, 0.0, *[None] * 40]
-    assert logged["reward/code/over_budget"] == logged["reward/code/unscored"] == 40 / 42
+    got = reward([], texts, solution=[{"inputs": ["1 2"], "outputs": ["3"]}] * 8, log_metric=logged.__setitem__)
+    assert time.perf_counter() - began < 14
+    assert got == [0.0, *[None] * 5, 1.0, 1.0]
+    assert logged["reward/code/over_budget"] == logged["reward/code/unscored"] == 5 / 8
     assert logged["reward/code/timeout"] == 0.0
-    assert "40 of 42 rollouts were not done in batch_timeout (4 s)" in caplog.text
+    assert "5 of 8 rollouts were not done in batch_timeout (10 s)" in caplog.text
     with pytest.raises(ValueError, match="batch_timeout"):
         CodeReward(batch_timeout=0)
+
+
+@needs_sandbox
+def test_time_that_others_leave_is_for_those_that_need_it():
+    reward = CodeReward(num_workers=1, timeout=1, batch_timeout=12.0)
+    slow = "import time\ntime.sleep(2.5)\n" + SOLVED
+    texts = [fenced(slow), *[fenced(SOLVED + "\n" * i) for i in range(5)]]
+    # An equal share of three quarters of the time is 1.5 s.
+    assert reward([], texts, solution=[{"inputs": ["1 2"], "outputs": ["3"]}] * 6) == [1.0] * 6
 
 
 def test_forms_of_tests():
@@ -283,6 +375,10 @@ def test_forms_of_tests():
     assert parse_tests({"functional": "check(Solution().f)"}) == [Case("assert", "check(Solution().f)")]
     assert parse_tests("def test_f():\n    assert f()") == [Case("assert", "def test_f():\n    assert f()")]
     called = [Case("call", [1], 2, "f")]
+    wrapped = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [["5"], [[6]]]}
+    assert parse_tests(wrapped) == [Case("call", [1], "5", "f"), Case("call", [2], [6], "f")]
+    assert [case.expected for case in parse_tests({**wrapped, "outputs": [[5], [6, 7]]})] == [[5], [6, 7]]
+    assert parse_tests([{"fn_name": "f", "input": "1", "output": "[5]"}]) == [Case("call", [1], [5], "f")]
     functional = [{"input": "1", "output": "2", "testtype": "functional"}]
     assert parse_tests([{**functional[0], "metadata": {"func_name": "f"}}]) == called
     assert parse_tests(functional, '{"func_name": "f"}') == called
@@ -302,19 +398,21 @@ def test_chosen_tests_are_spread_and_have_the_last():
 
 def test_sameness_of_outputs():
     assert same_output("1  2\n\n3 ", "1 2\n3\n", 0)
-    for got, expected in (("0.3333334", "0.3333333"), ("0.0000001", "0.0"), ("1000000.5", "1000000.0")):
+    near = [("0.3333334", "0.3333333"), ("0.0000001", "0.0"), ("1000000.5", "1000000.0"), ("0.000012", "0.0000123"),
+            ("0", "0.00000000000000006"), ("0.00000041", "0.0000004")]  # fmt: skip
+    for got, expected in near:
         assert same_output(got, expected, 1e-6)
-    for got, expected in (("0.001", "0.0"), ("1000002.5", "1000000.0")):
+    for got, expected in (("0.001", "0.0"), ("1000002.5", "1000000.0"), ("0", "0.0000004"), ("0.0000008", "0.0000004")):
         assert not same_output(got, expected, 1e-6)
     for got, expected in (("1 2", "1 2 3"), ("4", "3"), ("nan", "0.5")):
         assert not same_output(got, expected, 2)
 
 
-SAME = [(3, 3), (3.0, 3), (0.1 + 0.2, 0.3), ((1, [2]), [1, [2]]), ({1: "a"}, {"1": "a"}), (3, [3]), (None, None),
+SAME = [(3, 3), (3.0, 3), (0.1 + 0.2, 0.3), ((1, [2]), [1, [2]]), ({1: "a"}, {"1": "a"}), (None, None),
         (10**5000, 10**5000)]  # fmt: skip
 DIFFERENT = [(3, 4), (True, 1), (1, True), ({1: "a"}, {"1": "b"}), ({1: "a"}, {"2": "a"}), ({1, 2}, [1, 2]), ("3", 3),
              ({1: "a", "1": "a"}, {"1": "a", "2": "a"}), ({1: "a"}, {"1": "a", "2": "a"}), (float("nan"), 1.0),
-             (10**400, 1.5), (10**5000, 10**5000 + 1)]  # fmt: skip
+             (10**400, 1.5), (10**5000, 10**5000 + 1), (3, [3]), ([3], 3), (0.0, 4e-7), (3.0000001, 3)]  # fmt: skip
 
 
 def test_sameness_of_values():
@@ -333,7 +431,7 @@ def test_rubbish_is_no_value(rubbish):
 def test_plain_data_arrive_as_they_were():
     value = {"a": [1, -(2**70), 0.5, None, True], (1, 2): {3, "x"}, 1: b"\x00", 2: 1 + 2j, 3: frozenset([()])}
     assert decode(json.loads(json.dumps(encode(value)))) == value
-    with pytest.raises(TypeError, match="not plain data"):
+    with pytest.raises(Unsupported, match="not plain data"):
         encode([object()])
 
 
