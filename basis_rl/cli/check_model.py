@@ -65,8 +65,8 @@ def rollouts(recipe: Recipe, plan: Plan, count: int, warn: Warn) -> str:
     seeds = {tuple(chunk): args.seed + i for i, chunk in enumerate(source.chunks(tokens, of_each))}
     drawn = dict(source.draw(tokens, seeds, sampling_of(args), of_each, threading.Event()))
     repeated = [row for row in rows for _ in range(of_each)]
-    said = [(each.text, each.token_ids) for index in range(len(rows)) for each in drawn[index]]
-    found = [Rollout(row["prompt"], *each) for row, each in zip(repeated, said, strict=True)]
+    said = [each for index in range(len(rows)) for each in drawn[index]]
+    found = [Rollout(row["prompt"], each.text, each.token_ids) for row, each in zip(repeated, said, strict=True)]
     functions = [function for function in plan.reward_funcs if callable(function) and not hasattr(function, "forward")]
     weights = torch.tensor(args.reward_weights or [1.0] * len(functions))
     scores = torch.tensor([call(function, repeated, said) for function in functions])

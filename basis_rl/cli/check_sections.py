@@ -139,7 +139,7 @@ def golds(dropped: int, problems: int, rewards: Sequence[Any], warn: Warn) -> st
         return "No reward function here can check the golds (0 problems dropped)."
     if dropped:
         warn(f"{dropped} of {problems} problems are dropped: their golds do not verify against themselves.")
-    return f"All golds verify against themselves ({dropped} problems dropped)."
+    return f"The golds passed the checks of the reward functions ({dropped} problems dropped)."
 
 
 def baseline_or_stand_in(run: RunArguments) -> tuple[str | None, Baseline]:

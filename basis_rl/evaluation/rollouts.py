@@ -30,6 +30,7 @@ class GradedRollout:
         truncated: cut off before its end.
         tokens: of the completion, the end token included.
         plain: what Math-Verify alone gives it (`MathVerifyReward.plain`); None as in `reward`, or where nobody asked.
+        verdict: what the reward function passes to ``log_extra`` by this name, such as why an answer is wrong.
     """
 
     prompt_id: str
@@ -43,6 +44,7 @@ class GradedRollout:
     truncated: bool
     tokens: int
     plain: float | None = None
+    verdict: str | None = None
 
     def line(self) -> str:
         """As it is written: in ASCII, since a model may say what no encoding takes."""

@@ -20,6 +20,7 @@ from basis_rl.evaluation.benchmarks import Problems
 from basis_rl.evaluation.rollouts import GradedRollout, RolloutFile
 from basis_rl.evaluation.scores import score
 from basis_rl.rewards.call import call
+from basis_rl.rewards.thought import AfterThought
 from basis_rl.run.artefacts import write_whole
 from basis_rl.run.record import RESULTS
 from basis_rl.values.provenance import fingerprint, rendered_prompt
@@ -125,11 +126,15 @@ class Evaluation:
         row = self.problems.dataset[index]
         n = len(completions)
         texts = [completion.text for completion in completions]
-        scores = call(reward, [row] * n, [(each.text, each.token_ids) for each in completions])
+        logged: dict[str, Any] = {"verdict": [None] * n}
+        scores = call(reward, [row] * n, completions, logged)
         full = (getattr(reward, "reward_range", None) or (0.0, 1.0))[1]
-        answers = reward.answers(texts, [row["prompt"]] * n) if hasattr(reward, "answers") else texts
+        cut = [[completion.truncated for completion in completions]] if isinstance(reward, AfterThought) else []
+        answers = reward.answers(texts, [row["prompt"]] * n, *cut) if hasattr(reward, "answers") else texts
         plain = reward.plain(texts, [row["solution"]] * n) if hasattr(reward, "plain") else [None] * n
-        graded = zip(completions, answers, scores, plain, strict=True)
+        # Of any reward function, which may have logged something else than a text for each rollout.
+        said = [None if verdict is None else str(verdict) for verdict in [*logged["verdict"], *[None] * n][:n]]
+        graded = zip(completions, answers, scores, plain, said, strict=True)
         return [
             GradedRollout(
                 prompt_id=row["prompt_id"],
@@ -143,8 +148,9 @@ class Evaluation:
                 truncated=completion.truncated,
                 tokens=len(completion.token_ids),
                 plain=by_plain_rules,
+                verdict=verdict,
             )
-            for k, (completion, answer, value, by_plain_rules) in enumerate(graded)
+            for k, (completion, answer, value, by_plain_rules, verdict) in enumerate(graded)
         ]
 
 

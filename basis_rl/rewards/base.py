@@ -15,12 +15,16 @@ Column = Sequence[Any]
 Completions = Sequence[str | list[dict[str, str]]]
 """Of each row the text, or the messages of a conversation (`basis_rl.rewards.extract.completion_text`)."""
 LogMetric = Callable[[str, float], None] | None
+Truncated = Sequence[bool] | None
+"""Of each row whether the length limit cut it off; None where nobody can say."""
 Scores = list[float | None]
 
 _log = logging.getLogger(__name__)
 
-# What TRL hands to a reward function besides the columns of the dataset.
-GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+# What a reward function is given besides the columns of the dataset; `truncated` is ours, the others are TRL's.
+GIVEN = (
+    "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "truncated", "environments",
+)  # fmt: skip
 
 
 class Reward(Protocol):
@@ -28,8 +32,9 @@ class Reward(Protocol):
 
     It is called with keywords: ``prompts``, ``completions``, ``completion_ids``, ``trainer_state``, ``log_extra``,
     ``log_metric`` (maybe ``environments``), and every column of the dataset, a list with an entry for each row; so it
-    has ``**kwargs``. A column that it cannot do without is a parameter without a default (`required_columns`): the
-    trainer refuses a dataset that lacks it, before a model is loaded.
+    has ``**kwargs``. `BasisTrainer`, ``basis-rl eval`` and value tables also hand over ``truncated``: which rollouts
+    the length limit cut off. A column that it cannot do without is a parameter without a default (`required_columns`):
+    the trainer refuses a dataset that lacks it, before a model is loaded.
 
     The result is a list of finite numbers, None for a rollout that cannot be scored (its advantage is 0). A row's score
     depends on nothing but the row: not on the other rows, their order, or earlier calls.
@@ -279,7 +284,8 @@ class _Checks:
     def golds(self) -> str:
         if not hasattr(self.reward, "check_golds"):
             return ""
-        cells = [*self.rows.get("solution", _CELLS), "", None]
+        column = getattr(self.reward, "gold_columns", ("solution",))[0]
+        cells = [*self.rows.get(column, _CELLS), "", None]
         found = self.reward.check_golds(cells)
         if not isinstance(found, list) or any(type(i) is not int or not 0 <= i < len(cells) for i in found):
             return f"returns from check_golds no list of indices of the {len(cells)} golds, but {str(found)[:100]}"

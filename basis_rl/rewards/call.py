@@ -22,14 +22,19 @@ class WrongScores(Exception):
 
 
 def call(
-    function: Callable[..., Any], rows: Sequence[Mapping[str, Any]], said: Sequence[tuple[str, Sequence[int]]]
+    function: Callable[..., Any],
+    rows: Sequence[Mapping[str, Any]],
+    said: Sequence[tuple[str, Sequence[int], bool]],
+    logged: dict[str, Any] | None = None,
 ) -> list[float]:
     """``(N,)`` rewards of rollouts by a function, called as TRL calls it; NaN where there is none.
 
     Args:
         function: the reward function.
         rows: the dataset's row of each rollout; at least one, and all prompts are texts or all are conversations.
-        said: the text of each rollout and its token ids. The text becomes a message where prompts are conversations.
+        said: of each rollout the text, the token ids, and whether the length limit cut it off (a `Completion`). Texts
+            become messages where prompts are conversations.
+        logged: gets what the function passes to ``log_extra``.
 
     Raises:
         ValueError: the function failed, or returned something else than a score for each rollout.
@@ -39,9 +44,11 @@ def call(
     given: dict[str, Any] = {
         **{name: [row[name] for row in rows] for name in rows[0] if name != "prompt"},
         "prompts": [row["prompt"] for row in rows],
-        "completions": [[{"role": "assistant", "content": text}] if conversational else text for text, _ in said],
-        "completion_ids": [list(token_ids) for _, token_ids in said],
+        "completions": [[{"role": "assistant", "content": text}] if conversational else text for text, *_ in said],
+        "completion_ids": [list(token_ids) for _, token_ids, _ in said],
+        "truncated": [truncated for *_, truncated in said],
         "trainer_state": TrainerState(),
+        "log_extra": ({} if logged is None else logged).__setitem__,
     }
     try:
         return scores_of(called(function, given), len(rows))

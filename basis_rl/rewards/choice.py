@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
+from basis_rl.rewards.base import Column, Completions, LogMetric, Scores, log_shares
 from basis_rl.rewards.extract import last_boxed, take_answer
-from basis_rl.rewards.thought import AfterThought
+from basis_rl.rewards.thought import AfterThought, Unfinished
 
-_RULES = 2
+_RULES = 3
 # Every quantifier is possessive and what follows it cannot begin with what it takes: no text is read twice.
 _SKIP = r"[\s*_:$]*+"
 _LETTER = r"(?P<open>[(\[{]?)(?P<letter>[A-Za-z])(?![A-Za-z0-9'’])"
@@ -21,7 +21,7 @@ _STATED = re.compile(
 _MORE = re.compile(r"[)\]}.*$]*+\s*+(?:(?i:or|and)\b|[/,&|，、或和与])\s*+[(\[{]?[A-Z](?![A-Za-z0-9'’])")
 _WORD_FOLLOWS = re.compile(r"\s++(?!(?:because|since|as)\b)[a-z]")
 _BOXED = re.compile(
-    rf"[\s$*]*+(?:\\(?:text|textbf|mathrm|mathbf|textrm|textit)\s*+\{{)?+[\s$*]*+{_LETTER}(?P<rest>[)\]}}.:\s$*]*+)"
+    rf"[\s$*]*+(?:\\(?:text|textbf|mathrm|mathbf|textrm|textit)\s*+\{{)?+[\s$*]*+(?i:(?:option|choice)\s)?+{_LETTER}(?P<rest>[)\]}}.:\s$*]*+)"
 )
 _ALONE = re.compile(r"[\s*_$]*+[(\[]?[A-Za-z][)\].]*+[\s*_$.]*+")
 # Behind one letter, another one: "(A) or (B)", "\text{A}, \text{B}".
@@ -29,9 +29,11 @@ _OTHER = re.compile(
     r"\s*+(?:[,;/&|，、或和与]|(?:\\text\s*+\{\s*+)?(?:or|and)\b\s*+\}?)?+\s*+"
     r"(?:\\(?:text|textbf|mathrm|mathbf|textrm|textit)\s*+\{)?+\s*+[(\[{]?(?P<letter>[A-Z])(?=$|[)\]},.;:/&|$\s])"
 )
+# Another option with its text.
+_ANOTHER = re.compile(r"(?<![A-Za-z(])\(?(?P<letter>[A-J])(?:\)|[.:](?=\s))")
 
 
-class ChoiceReward(AfterThought, Reward):
+class ChoiceReward(AfterThought):
     r"""1.0 if the letter that the rollout settles on is the gold one, else 0.0.
 
     The letter is that of the last balanced ``\boxed{...}`` (``B``, ``(B)``, ``\text{B}``, ``B. Paris``); without a box
@@ -47,7 +49,7 @@ class ChoiceReward(AfterThought, Reward):
         letters: the options, in capitals.
         ignore_case: take ``\boxed{b}`` and ``Answer: (b)`` too. A bare small letter after "the answer is" is never one.
         gold_index: the number that stands for the first option (0 or 1), where golds are numbers.
-        after_think: see `AfterThought`.
+        after_think, unfinished: see `AfterThought`.
 
     Raises:
         ValueError: letters that are not distinct capitals, or a `gold_index` other than 0, 1 or None.
@@ -62,6 +64,7 @@ class ChoiceReward(AfterThought, Reward):
         ignore_case: bool = True,
         gold_index: int | None = None,
         after_think: bool | None = None,
+        unfinished: Unfinished = "wrong",
     ) -> None:
         if not isinstance(letters, str) or not re.fullmatch("[A-Z]{2,26}", letters) or len(set(letters)) < len(letters):
             raise ValueError(f"choice: letters must be different capital letters, such as ABCD, got {letters!r}.")
@@ -70,24 +73,20 @@ class ChoiceReward(AfterThought, Reward):
         self.letters = letters
         self.ignore_case = ignore_case
         self.gold_index = gold_index
-        self.after_think = after_think
-
-    @property
-    def version(self) -> str:  # type: ignore[override]
-        """What counts as right."""
-        return self._with_thought(f"rules {_RULES}, {self.letters}{', any case' if self.ignore_case else ''}")
+        self._set_thought("choice", after_think, unfinished)
+        self._stated = f"rules {_RULES}, {letters}{', any case' if ignore_case else ''}"
 
     def __call__(
         self, prompts: Column, completions: Completions, solution: Column, log_metric: LogMetric = None, **kwargs: Any
     ) -> Scores:
-        chosen = self.answers(completions, prompts)
+        chosen = self.answers(completions, prompts, kwargs.get("truncated"))
         golds = [self.gold(cell) for cell in solution]
         log_shares(log_metric, "choice", {"no_answer": chosen.count(None)}, len(chosen))
-        return [None if gold is None else float(letter == gold) for letter, gold in zip(chosen, golds, strict=True)]
+        scores = [None if gold is None else float(letter == gold) for letter, gold in zip(chosen, golds, strict=True)]
+        return self._settled(scores, chosen, kwargs.get("truncated"))
 
-    def answers(self, completions: Completions, prompts: Column = ()) -> list[str | None]:
-        """The letter of each rollout; None where there is none."""
-        return [self.choice(text, after_thought=self.thinks) for text in self.said(completions, prompts)]
+    def _answer(self, text: str) -> str | None:
+        return self.choice(text, after_thought=self.thinks)
 
     def choice(self, text: str, after_thought: bool = False) -> str | None:
         """The letter that a rollout settles on, a capital; None if there is none, or more than one.
@@ -129,15 +128,22 @@ class ChoiceReward(AfterThought, Reward):
         return [i for i, cell in enumerate(solution) if self.gold(cell) is None]
 
     def _boxed(self, content: str) -> str | None:
-        match = _BOXED.match(content)
-        if match is None or (match["letter"].islower() and not self.ignore_case):
+        letter = boxed_letter(content)
+        if letter is None or (letter.islower() and not self.ignore_case):
             return None
-        if match.end() < len(content):
-            # What follows is the text of the option, which begins after a mark and names no other letter.
-            separated = any(mark in match["rest"] for mark in ")]}.:")
-            other = _OTHER.match(content, match.end())
-            is_word = other and other["letter"] in "AI" and _WORD_FOLLOWS.match(content, other.end())
-            if not separated or (other and not is_word):
-                return None
-        letter = match["letter"].upper()
-        return letter if letter in self.letters else None
+        return letter.upper() if letter.upper() in self.letters else None
+
+
+def boxed_letter(content: str) -> str | None:
+    """The letter of an option, alone or with its text behind it: ``B``, ``(B) 17``, ``Choice B``; None for others."""
+    match = _BOXED.match(content)
+    if match is None:
+        return None
+    if match.end() < len(content):
+        # What follows is the text of the option, which begins after a mark and names no other letter.
+        separated = any(mark in match["rest"] for mark in ")]}.:") and content[match.end()] not in ",;&/|"
+        other = _OTHER.match(content, match.end()) or _ANOTHER.search(content, match.end())
+        is_word = other and other["letter"] in "AI" and _WORD_FOLLOWS.match(content, other.end())
+        if not separated or (other and not is_word):
+            return None
+    return match["letter"]

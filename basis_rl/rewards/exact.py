@@ -7,16 +7,16 @@ from fractions import Fraction
 from typing import Any
 
 from basis_rl.registry import check_choice
-from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
-from basis_rl.rewards.extract import AnswerIn, plain_number, take_answer
-from basis_rl.rewards.thought import AfterThought
+from basis_rl.rewards.base import Column, Completions, LogMetric, Scores, log_shares
+from basis_rl.rewards.extract import AnswerIn, is_blank, plain_number
+from basis_rl.rewards.thought import AfterThought, Unfinished
 
-_RULES = 2
+_RULES = 3
 _ENDS = " \t\n.,;:!?"
 _QUOTES = (('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("`", "`"))
 
 
-class ExactReward(AfterThought, Reward):
+class ExactReward(AfterThought):
     """1.0 if the rollout's answer is the gold string, after the same normalisation of both, else 0.0.
 
     A reward function as TRL knows them; it reads the dataset's ``solution`` column: a string, or a list of strings any
@@ -32,7 +32,7 @@ class ExactReward(AfterThought, Reward):
         ignore_punctuation: leave out quotation marks around the answer and ``.,;:!?`` at its end. Nothing at its
             beginning, where ``-`` and ``.`` belong to a number.
         numbers: two numerals of the same value (`plain_number`) are the same, ``1,000`` and ``1000.0``.
-        after_think: see `AfterThought`.
+        after_think, unfinished: see `AfterThought`.
 
     Raises:
         ValueError: unknown `answer_in`.
@@ -49,6 +49,7 @@ class ExactReward(AfterThought, Reward):
         ignore_punctuation: bool = False,
         numbers: bool = False,
         after_think: bool | None = None,
+        unfinished: Unfinished = "wrong",
     ) -> None:
         check_choice("exact", "answer_in", answer_in, AnswerIn)
         self.answer_in: AnswerIn = answer_in
@@ -56,29 +57,21 @@ class ExactReward(AfterThought, Reward):
         self.ignore_space = ignore_space
         self.ignore_punctuation = ignore_punctuation
         self.numbers = numbers
-        self.after_think = after_think
-
-    @property
-    def version(self) -> str:  # type: ignore[override]
-        """What counts as right."""
+        self._set_thought("exact", after_think, unfinished)
         ignored = [name for name in ("case", "space", "punctuation") if getattr(self, f"ignore_{name}")]
-        stated = f"rules {_RULES}, {self.answer_in}, ignores {' '.join(ignored) or 'nothing'}"
-        return self._with_thought(f"{stated}, numbers by value" if self.numbers else stated)
+        stated = f"rules {_RULES}, {answer_in}, ignores {' '.join(ignored) or 'nothing'}"
+        self._stated = f"{stated}, numbers by value" if numbers else stated
 
     def __call__(
         self, prompts: Column, completions: Completions, solution: Column, log_metric: LogMetric = None, **kwargs: Any
     ) -> Scores:
-        answers = self.answers(completions, prompts)
+        answers = self.answers(completions, prompts, kwargs.get("truncated"))
         log_shares(log_metric, "exact", {"no_answer": answers.count(None)}, len(answers))
         rewards: Scores = []
         for answer, cell in zip(answers, solution, strict=True):
             golds = self._golds(cell)
             rewards.append(float(answer is not None and self._compared(answer) in golds) if golds else None)
-        return rewards
-
-    def answers(self, completions: Completions, prompts: Column = ()) -> list[str | None]:
-        """What is compared of each rollout; None where there is no answer."""
-        return [take_answer(text, self.answer_in) for text in self.said(completions, prompts)]
+        return self._settled(rewards, answers, kwargs.get("truncated"))
 
     def _compared(self, text: str) -> str | Fraction:
         """The value of a numeral where numbers are compared as such, else the `normal` form."""
@@ -105,4 +98,6 @@ class ExactReward(AfterThought, Reward):
 
     def _golds(self, cell: Any) -> set[str | Fraction]:
         cells = cell if isinstance(cell, (list, tuple)) else [cell]
-        return {self._compared(str(gold)) for gold in cells if gold is not None and self.normal(str(gold))}
+        return {
+            self._compared(str(gold)) for gold in cells if gold is not None and not is_blank(self.normal(str(gold)))
+        }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
 from typing import Literal
 
@@ -41,6 +42,9 @@ _NUMBER = re.compile(
 # Not beside a digit: two and a half, ``2\frac{1}{2}``, is not a numeral, and certainly not 21/2.
 _FRACTION = re.compile(r"(?<![\d.,/}])([-+]?)\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}(?![\d.])")
 _LONGEST_NUMBER = 60
+# Drawn as a blank, besides white space, control and format characters, and marks that stand on no letter.
+_BLANKS = "\u115f\u1160\u2800\u3164\uffa0"
+_UNSEEN = {"Cc", "Cf", "Mn"}
 # As it stands in a sentence: a minus sign behind a digit, a letter or a bracket is a difference.
 _IN_TEXT = re.compile(
     r"(?:(?<![\w)}\]])-)?(?:\\[dt]?frac\{-?\d{1,30}\}\{-?\d{1,30}\}"
@@ -97,8 +101,13 @@ def _joined(text: str, boxes: list[tuple[int, int, int, int]]) -> str:
     return ", ".join(dict.fromkeys(reversed(contents)))
 
 
+def is_blank(text: str) -> bool:
+    """Whether a reader sees nothing in a text: blanks, zero-width and other invisible characters."""
+    return all(c.isspace() or c in _BLANKS or unicodedata.category(c) in _UNSEEN for c in text)
+
+
 def take_answer(text: str, where: AnswerIn) -> str | None:
-    r"""The answer of a rollout, None where it gives none; the last one where it gives several.
+    r"""The answer of a rollout, None where it gives none or a blank one; the last one where it gives several.
 
     Args:
         text: the rollout.
@@ -107,6 +116,11 @@ def take_answer(text: str, where: AnswerIn) -> str | None:
             the last numeral or fraction of two; ``whole``: all of the text. The last three begin after ``</think>``,
             if there is one.
     """
+    found = _found(text, where)
+    return None if found is None or is_blank(found) else found
+
+
+def _found(text: str, where: AnswerIn) -> str | None:
     if where == "box":
         return last_boxed(text)
     if where == "tag":
@@ -115,12 +129,11 @@ def take_answer(text: str, where: AnswerIn) -> str | None:
         return text[start + len("<answer>") : end].strip() if start >= 0 else None
     if where == "hashes":
         _, mark, rest = text.rpartition("####")
-        answer = rest.partition("\n")[0].strip() if mark else ""
-        return answer or None
+        return rest.partition("\n")[0].strip() if mark else None
     visible = text.rpartition("</think>")[2].strip()
     if where == "last_number":
         return next((match.group() for match in reversed(list(_IN_TEXT.finditer(visible)))), None)
-    return (visible.rpartition("\n")[2].strip() if where == "last_line" else visible) or None
+    return visible.rpartition("\n")[2].strip() if where == "last_line" else visible
 
 
 def plain_number(answer: str) -> Fraction | None:

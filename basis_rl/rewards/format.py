@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from basis_rl.registry import check_choice
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores
-from basis_rl.rewards.extract import completion_text, last_boxed, thought
-from basis_rl.rewards.thought import opens_thought
+from basis_rl.rewards.extract import completion_text, is_blank, last_boxed, thought
+from basis_rl.rewards.thought import is_opened, opens_thought
 from basis_rl.rewards.workers.calls import Calls, check_limits
 
 Form = Literal["think", "think_box", "think_answer", "box", "answer"]
-_RULES = 2
+_RULES = 3
 _MEMORY_BYTES = 1 << 30
 
 
@@ -82,16 +82,14 @@ class FormatReward(Reward):
     def __call__(
         self, prompts: Column, completions: Completions, log_metric: LogMetric = None, **kwargs: Any
     ) -> Scores:
-        opened = [self._is_opened(prompts[i] if i < len(prompts) else None) for i in range(len(completions))]
+        opened = [self._is_opened(prompts[i : i + 1]) for i in range(len(completions))]
         texts = [_whole(completion, after) for completion, after in zip(completions, opened, strict=True)]
         if self._calls is None:
             return [float(has_form(text, self.form, after)) for text, after in zip(texts, opened, strict=True)]
         return self._calls.run([([text, self.pattern], {}) for text in texts], log_metric)
 
-    def _is_opened(self, prompt: Any) -> bool:
-        if self.opened_by_prompt is not None:
-            return self.opened_by_prompt
-        return opens_thought(prompt) if isinstance(prompt, str) else self._template_opens
+    def _is_opened(self, prompts: Column) -> bool:
+        return is_opened(prompts, self._template_opens) if self.opened_by_prompt is None else self.opened_by_prompt
 
 
 def _whole(completion: Any, opened: bool) -> str:
@@ -108,14 +106,14 @@ def has_form(text: str, form: Form, opened_by_prompt: bool = False) -> bool:
             return False
         rest = text if opened_by_prompt else text.removeprefix("<think>")
         thought, _, visible = rest.partition("</think>")
-        if not thought.strip() or not visible.strip() or "<think>" in rest or "</think>" in visible:
+        if is_blank(thought) or is_blank(visible) or "<think>" in rest or "</think>" in visible:
             return False
         text = visible.strip()
     if form.endswith("box"):
-        return bool(last_boxed(text))
+        return not is_blank(last_boxed(text) or "")
     if form.endswith("answer"):
         if text.count("<answer>") != 1 or text.count("</answer>") != 1 or not text.endswith("</answer>"):
             return False
         before, _, answer = text.removesuffix("</answer>").partition("<answer>")
-        return bool(answer.strip()) and (form == "answer" or not before.strip())
+        return not is_blank(answer) and (form == "answer" or is_blank(before))
     return True

@@ -68,7 +68,10 @@ class FunctionReward(Reward):
     def __call__(
         self, prompts: Column, completions: Completions, log_metric: LogMetric = None, **columns: Any
     ) -> Scores:
-        rows = {"prompt": prompts, **{name: column for name, column in columns.items() if name not in GIVEN}}
+        rows = {
+            "prompt": prompts,
+            **{name: column for name, column in columns.items() if name == "truncated" or name not in GIVEN},
+        }
         wanted = [name for name in rows if self._wanted is None or name in self._wanted]
         texts = [completion_text(completion) for completion in completions]
         calls = [([text], {name: rows[name][i] for name in wanted}) for i, text in enumerate(texts)]

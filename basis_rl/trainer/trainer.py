@@ -607,11 +607,16 @@ class BasisTrainer(GRPOTrainer):
         self._drawn = list(map(Rollout, prompts, completions, *args))
         return rewards
 
-    def _scores(self, *given: Any) -> Tensor:
+    def _scores(self, inputs: Any, prompts: Any, completions: Any, token_ids: list[list[int]]) -> Tensor:
         """``(N, F)`` of all ranks' rollouts. Raises RewardFailed on every rank if a function fails on one."""
-        scores: Tensor = super()._calculate_rewards(*given)
+        rows = [{**row, "truncated": self._is_truncated(ids)} for row, ids in zip(inputs, token_ids, strict=True)]
+        scores: Tensor = super()._calculate_rewards(rows, prompts, completions, token_ids)
         self._guard.check()
         return scores
+
+    def _is_truncated(self, token_ids: Sequence[int]) -> bool:
+        """Whether the length limit cut a rollout off. Ending at a stop string leaves no end token either."""
+        return len(token_ids) >= (self.max_completion_length or 1) and token_ids[-1] not in self.eos_token_ids
 
     def _scores_unlogged(self, *given: Any) -> Tensor:
         """The same; what reward functions log is dropped."""
@@ -772,7 +777,7 @@ class BasisTrainer(GRPOTrainer):
             return
         chances = self.selection.chances(batch.step) if self.selection is not None else None
         pairs = [(each.token_ids, row.get("solution")) for each, row in zip(self._drawn, inputs, strict=True)]
-        ends = gather_object([(len(ids), not ids or ids[-1] not in self.eos_token_ids, gold) for ids, gold in pairs])
+        ends = gather_object([(len(ids), self._is_truncated(ids), gold) for ids, gold in pairs])
         if self.accelerator.is_main_process:
             values = per_rollout(baseline, batch.action_mask)
             rows = rollout_rows(self._logs, batch, values, chances, ends)

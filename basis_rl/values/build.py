@@ -240,8 +240,8 @@ class _Build:
         rows = [(row, rollout) for row, rollouts in by_prompt for rollout in rollouts]
         if not rows:
             return []
-        said = [(rollout.text, rollout.token_ids) for _, rollout in rows]
-        columns = [call(function, [row for row, _ in rows], said) for function in self.plan.reward_funcs]
+        given = ([row for row, _ in rows], [rollout for _, rollout in rows])
+        columns = [call(function, *given) for function in self.plan.reward_funcs]
         scores = torch.tensor(columns, dtype=torch.float32).T
         total = (scores * self.weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
         return total.tolist()

@@ -61,8 +61,9 @@ def test_every_answer_is_kept_with_what_was_found_in_it(ran):
     lines = [json.loads(line) for line in (folder / "planted.jsonl").read_text().splitlines()]
     assert len(lines) == 24
     row = next(r for r in lines if r["prompt_id"] == "id1" and r["rollout"] == 1)
-    kept = GradedRollout("id1", 1, "easy", "p1", r"\boxed{5.0}", "5.0", "5", 1.0, True, 2, 1.0)
+    kept = GradedRollout("id1", 1, "easy", "p1", r"\boxed{5.0}", "5.0", "5", 1.0, True, 2, 1.0, "right")
     assert row == vars(kept)
+    assert {row["verdict"] for row in lines if not row["reward"]} == {"unequal", "no box", "unfinished"}
     settings = json.loads((folder / "planted.settings.json").read_text())
     assert settings["model"] == "m"
     assert settings["temperature"] == 1.0
@@ -187,7 +188,7 @@ def test_math_verify_s_own_number_stands_beside_ours(tmp_path, reward):
 def test_an_evaluation_by_older_rules_is_refused_by_name(tmp_path, reward):
     older = {"reward": reward.version.replace(f"rules {RULES}", f"rules {RULES - 1}")}
     evaluation(tmp_path, **older).run(say, reward)
-    with pytest.raises(ValueError, match=rf'other settings: reward: ".*rules {RULES - 1}", now ".*rules {RULES}"'):
+    with pytest.raises(ValueError, match=rf'other settings: reward: ".*rules {RULES - 1}.*", now ".*rules {RULES}.*"'):
         evaluation(tmp_path, reward=reward.version)
 
 

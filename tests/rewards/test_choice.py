@@ -24,6 +24,12 @@ def test_no_letter_or_several_are_none(text):
     assert reward(prompts=[], completions=[text], solution=["B"]) == [0.0]
 
 
+def test_behind_a_thought_a_letter_alone_is_an_answer():
+    texts = ["<think>A or C?</think>B", "B"]
+    assert ChoiceReward(after_think=True)([], texts, solution=["B", "B"]) == [1.0, 1.0]
+    assert ChoiceReward()([], texts, solution=["B", "B"]) == [1.0, 0.0]
+
+
 def test_golds_in_any_form_and_rows_that_cannot_be_scored():
     golds = ["B", "(b)", r"We see \boxed{B}.", "B. Paris", " B ", "", "42", "K", "A or B", "None"]
     scores = reward(prompts=[], completions=["Answer: B"] * len(golds), solution=golds)

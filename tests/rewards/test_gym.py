@@ -10,6 +10,7 @@ import pytest
 
 from basis_rl.data import DataArguments, load_prompts
 from basis_rl.rewards import FunctionError, ReasoningGymReward, gym
+from basis_rl.rewards.golds import invalid_golds
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 SCORER = Path(gym.__file__).with_name("gym_scorer.py")
@@ -39,6 +40,8 @@ def test_scores_are_those_of_the_set_itself(reward, name):
     original = reasoning_gym.create_dataset(name, seed=5, size=4, **SETS[name])
     answers = [[entry["answer"], entry["answer"][:-1], "rubbish", ""][i] for i, entry in enumerate(original)]
     expected = [original.score_answer(answer, entry) for answer, entry in zip(answers, original, strict=True)]
+    # The scorer of rearc gives 0.05 for an empty text, which is no answer here.
+    expected[3] = 0.0
     assert expected[0] == 1.0
     assert reward([], tagged(answers), reasoning_gym=dataset["reasoning_gym"]) == pytest.approx(expected)
     assert reward([], tagged(list(dataset["solution"])), reasoning_gym=dataset["reasoning_gym"]) == [1.0] * 4
@@ -110,6 +113,42 @@ def test_without_an_answer_and_with_a_threshold(reward):
 def test_scores_beyond_the_range_are_brought_into_it(reward, monkeypatch):
     monkeypatch.setattr(reward._calls, "run", lambda calls, log: [float(args[0]) for args, _ in calls])
     assert reward([], tagged(["1.5", "-0.5", "0.5"]), reasoning_gym=["{}"] * 3) == [1.0, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("name", ["coin_flip", "game_of_life_halting"])
+def test_a_set_that_pays_for_a_constant_is_refused(reward, name):
+    dataset = loaded(name, size=8)
+    with pytest.raises(ValueError, match=f"'{name}' pays (1.00|0.[6-9].) on average for '.*Leave '{name}' out"):
+        invalid_golds(reward, dataset)
+    mixed = loaded("composite", size=16, datasets=[{"name": "isomorphic_strings"}, {"name": name}])
+    with pytest.raises(ValueError, match=f"'{name}' pays"):
+        invalid_golds(reward, mixed)
+
+
+@pytest.mark.parametrize("name", ["isomorphic_strings", "course_schedule", "knights_knaves", "acre", "gcd"])
+def test_a_constant_that_is_the_gold_now_and_then_is_no_reason(reward, name, caplog):
+    """The base rate of a question with two answers is one half."""
+    assert invalid_golds(reward, loaded(name, size=8)) == []
+    assert caplog.text == ""
+
+
+def test_a_scorer_is_judged_by_what_it_pays_where_the_constant_is_not_the_gold(reward, monkeypatch, caplog):
+    paid = {}
+    monkeypatch.setattr(reward._calls, "run", lambda calls, log=None: [paid.get(args[0], 0.0) for args, _ in calls])
+    cells = [json.dumps({"dataset": "mine", "entry": {"question": "?", "answer": gold}}) for gold in "0123456789"]
+    golds = ["1.0", "Yes", "no", 3, "2", "1", "yes", "no", "no", "no"]
+    for paid, said in (({"1": 1.0, "yes": 1.0}, "yes"), ({"B": 0.6}, "B"), ({"B": 0.3}, None), ({"B": 0.1}, None)):
+        caplog.clear()
+        if said is None:
+            assert reward.check_golds(cells, golds) == []
+            assert ("pays 0.30 on average for 'B'" in caplog.text) is (paid["B"] > 1 / 6)
+        else:
+            with pytest.raises(ValueError, match=f"for '{said}'"):
+                reward.check_golds(cells, golds)
+    # Of too few entries it could be chance.
+    paid = {"B": 1.0}
+    assert reward.check_golds(cells[:2], golds[:2]) == []
+    assert reward.check_golds([None, "", 3], golds[:3]) == []
 
 
 def test_data_of_another_version_are_noticed(reward):

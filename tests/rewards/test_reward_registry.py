@@ -103,6 +103,26 @@ def test_a_needed_parameter_that_nobody_knows():
         build_reward("overlong", {})
 
 
+@pytest.mark.parametrize("stop", ["stop_strings", "eos_token_id"])
+def test_the_trainer_says_which_rollouts_the_length_limit_cut_off(tmp_path, stop):
+    """One that ended at a stop string has no end token either."""
+    seen = []
+
+    def watching(completions, completion_ids, truncated, **kwargs):
+        seen.extend(zip(completion_ids, truncated, strict=True))
+        return [float(i % 2) for i in range(len(completions))]
+
+    tokenizer = tiny_tokenizer()
+    end = "7" if stop == "stop_strings" else tokenizer.convert_tokens_to_ids(["7", "8", "9"])
+    args = config(tmp_path, max_steps=4, generation_kwargs={stop: end})
+    data = {"train_dataset": sums(), "processing_class": tokenizer}
+    trainer = BasisTrainer(model=tiny_model(), reward_funcs=watching, args=args, baseline="rloo", **data)
+    trainer.train()
+    for ids, cut in seen:
+        assert cut is (len(ids) == args.max_completion_length if end == "7" else ids[-1] not in end)
+    assert {cut for _, cut in seen} == {True, False}
+
+
 def test_rewards_train_together_by_their_weights(tmp_path):
     weights = [1.0, 0.5, 2.0]
     rewards = [
