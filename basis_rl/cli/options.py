@@ -224,9 +224,11 @@ def rollouts_parser(add: Add) -> None:
     add("--reward_below", type=float, metavar="X", help="Rewards of at most X.")
     add("--reward_above", type=float, metavar="X", help="Rewards of at least X.")
     add("--prompt", default="", metavar="TEXT", help="Part of the prompt, or its prompt_id.")
+    add("--verdict", default="", metavar="TEXT", help="Part of the verdict of the reward function, such as unsound.")
     orders = ("step", "reward", "advantage", "length")
     add("--sort", default="step", choices=orders, help="The largest first, advantages by their size. Default: step.")
     add("--limit", type=int, help="Shows at most this many. The default is 20, and 500 with --page.")
+    add("--ask_math_verify", action="store_true", help="Says which of the rejected answers it alone finds equal.")
     add("--page", type=Path, metavar="FILE.html", help="Writes a page for a browser instead.")
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from basis_rl.cli.options import rollouts_parser
-from basis_rl.report.rollouts import choose, page, text
+from basis_rl.report.rollouts import ask_math_verify, choose, page, text
 
 _SHOWN = 20
 _ON_PAGE = 500
@@ -23,9 +23,12 @@ def main(argv: Sequence[str]) -> int:
         below=options.reward_below,
         above=options.reward_above,
         prompt=options.prompt,
+        verdict=options.verdict,
         sort=options.sort,
         limit=options.limit or (_ON_PAGE if options.page else _SHOWN),
     )
+    if options.ask_math_verify:
+        ask_math_verify(rows)
     if not rows:
         print("No rollout of these steps fits. --step all looks in all of them.")
     elif options.page:

@@ -8,6 +8,7 @@ import re
 import secrets
 import shlex
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -36,6 +37,7 @@ def choose(
     below: float | None = None,
     above: float | None = None,
     prompt: str = "",
+    verdict: str = "",
     sort: str = "step",
     limit: int = 20,
 ) -> list[Row]:
@@ -47,6 +49,7 @@ def choose(
         below: rewards are at most this; rollouts without a reward are left out.
         above: rewards are at least this; likewise.
         prompt: is in the text of the prompt, in whatever case, or begins its prompt_id.
+        verdict: is in the verdict of the reward function.
         sort: ``step``, the newest first and in the order of the batch, or a key of `SORTS`.
         limit: see above.
 
@@ -72,11 +75,10 @@ def choose(
         )
 
     def fits(row: Row) -> bool:
-        reward = row["reward"]
-        if (below is not None or above is not None) and reward is None:
-            return False
+        reward = math.nan if row["reward"] is None else row["reward"]
         in_range = (below is None or reward <= below) and (above is None or reward >= above)
-        return in_range and (prompt.casefold() in row["prompt"].casefold() or row["prompt_id"].startswith(prompt))
+        asked = prompt.casefold() in row["prompt"].casefold() or row["prompt_id"].startswith(prompt)
+        return in_range and asked and verdict in _verdict(row)
 
     found = filter(fits, read(paths))
     # The newest step is read first, so that nothing more is read than is shown.
@@ -89,13 +91,21 @@ def facts(row: Row) -> list[str]:
     known = [
         f"reward {_number(row['reward'])}" + (f" ({', '.join(parts)})" if len(parts) > 1 else ""),
         f"advantage {_number(row['advantage'])}",
-        f"baseline {_number(row['baseline'])}",
         *([f"gold {row['gold']}"] if row.get("gold") is not None else []),
+        *(f"{name}: {value}" for name, value in row["extra"].items() if value is not None),
+        f"baseline {_number(row['baseline'])}",
         f"{row['tokens']} tokens" + (", cut off" if row["cut_off"] else ""),
         *([f"drawn with chance {_number(row['chance'])}"] if row["chance"] is not None else []),
-        *(f"{name}: {value}" for name, value in row["extra"].items() if value is not None),
     ]
-    return [printable(" ".join(fact.split()))[:200] for fact in known]
+    return list(map(_line, known))
+
+
+def _line(value: Any, characters: int = 200) -> str:
+    return "" if value is None else printable(" ".join(str(value).split()))[:characters]
+
+
+def _verdict(row: Row) -> str:
+    return _line(row["extra"].get("verdict"))
 
 
 def _number(value: Any) -> str:
@@ -108,9 +118,26 @@ def clipped(text: str) -> str:
     return printable(text if left_out <= 0 else f"{text[:_HEAD]}\n[{left_out} characters]\n{text[-_TAIL:]}")
 
 
+def ask_math_verify(rows: Sequence[Row]) -> None:
+    """Add to the verdict on each answer that the rules rejected whether Math-Verify alone finds it equal."""
+    from basis_rl.rewards.math.reward import REJECTED, MathVerifyReward
+
+    rejected = [row for row in rows if _verdict(row).partition(":")[0] in REJECTED]
+    asked = [row for row in rejected if row["extra"].get("answer") and isinstance(row.get("gold"), str)]
+    answers = [rf"\boxed{{{row['extra']['answer']}}}" for row in asked]
+    reward = MathVerifyReward(rules="plain")
+    scores = reward.plain(answers, [row["gold"] for row in asked])
+    reward.close()
+    for row, score in zip(asked, scores, strict=True):
+        if score:
+            row["extra"]["verdict"] += " (equal to Math-Verify alone)"
+
+
 def text(rows: Sequence[Row]) -> str:
     """Rollouts for a terminal of 80 columns, long ones without their middle."""
-    lines = []
+    counts = Counter(filter(None, map(_verdict, rows))).most_common()
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts)
+    lines = textwrap.wrap(f"Verdicts: {said}", _WIDTH) if counts else []
     for row in rows:
         lines.append(f"--- step {row['step']} ".ljust(_WIDTH, "-"))
         lines += textwrap.wrap("; ".join(facts(row)), _WIDTH)
@@ -135,6 +162,8 @@ def page(rows: Sequence[Row], title: str) -> str:
                 "step": row["step"],
                 "reward": "" if row["reward"] is None else row["reward"],
                 "facts": facts(row),
+                "verdict": _verdict(row),
+                "pair": (_line(row.get("gold"), _WIDTH), _line(row["extra"].get("answer"), _WIDTH)),
                 **{key: printable(str(row.get(key, ""))) for key in ("prompt_id", "prompt", "completion", "rendered")},
             }
             for row in rows

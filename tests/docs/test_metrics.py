@@ -10,6 +10,7 @@ from basis_rl.baselines import BASELINES
 from basis_rl.conformance.baselines import example_batch
 from basis_rl.conformance.samplers import _IDS, example_beliefs
 from basis_rl.functional.diagnostics import advantage_metrics
+from basis_rl.rewards.math.reward import REJECTED, MathVerifyReward
 from basis_rl.samplers import SAMPLERS, build_sampler
 from tests.support.tiny import named_baseline, sums, tiny_model, tiny_trainer
 
@@ -55,6 +56,13 @@ def test_metrics_of_each_sampler():
     for name in SAMPLERS:
         draw = build_sampler(name).draw(_IDS, belief, 5, torch.Generator().manual_seed(0))
         assert {f"sampler/{key}" for key in draw.metrics} <= set(SPECIFIC), name
+
+
+def test_metrics_of_the_mathematical_reward():
+    logged = {}
+    for place in ("box", "tag"):
+        MathVerifyReward(num_workers=1, answer_in=place)([], ["7"], ["7"], log_metric=logged.__setitem__)
+    assert {f"reward/rejected/{kind}" for kind in REJECTED} <= set(logged) <= set(SPECIFIC)
 
 
 def test_metrics_of_a_run(tmp_path):

@@ -1,6 +1,8 @@
 """Rollouts as they are shown: those that were asked for, and harmless whatever they say."""
 
+import random
 import re
+from collections import Counter, defaultdict
 from html.parser import HTMLParser
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from basis_rl.cli.main import main
 from basis_rl.report import page as report
 from basis_rl.report.compare import compare_runs
-from basis_rl.report.rollouts import choose, page, text
+from basis_rl.report.rollouts import ask_math_verify, choose, page, text
 from basis_rl.run.rollouts import KeptRollouts
 from tests.report.folders import write_run
 from tests.run.test_keeping import row
@@ -84,9 +86,102 @@ class Tags(HTMLParser):
         self.found.append((tag, dict(attributes)))
 
 
+class Table(HTMLParser):
+    """The summary: of each verdict the count, and the golds and answers."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.counts = {}
+        self.examples = defaultdict(list)
+        self.cells = None
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        if tag == "tr":
+            self.cells = []
+        elif tag == "td" and self.cells is not None:
+            self.cells.append("")
+
+    def handle_data(self, data):
+        if self.cells:
+            self.cells[-1] += data
+
+    def handle_endtag(self, tag):
+        if tag == "tr" and self.cells:
+            *first, gold, answer = (cell.strip() for cell in self.cells)
+            if first:
+                count, self.verdict = first
+                self.counts[self.verdict] = int(count)
+            self.examples[self.verdict].append((gold, answer))
+        self.cells = None if tag == "tr" else self.cells
+
+
+def judged():
+    """Rollouts with verdicts, of which some are alike but for a capital, and some have none."""
+    rng = random.Random(0)
+    said = ["right", "Right", "unequal", "unsound: chain", "unsound: near", "refused: <b>", None]
+    return [
+        row(completion=f"said {i}", gold=f"g{rng.randrange(4)}<i>", prompt=f"Problem {i}",
+            extra={"answer": f"{rng.choice('aA')}&", "verdict": rng.choice(said)})
+        for i in range(80)
+    ]  # fmt: skip
+
+
+def test_counts_and_examples_of_the_summary_are_those_of_the_rollouts():
+    rows = [{"step": 1, **each} for each in judged()]
+    counts = Counter(each["extra"]["verdict"] for each in rows)
+    assert counts.pop(None)
+    html = page(rows, "t")
+    table = Table(html)
+    assert table.counts == counts
+    shown = Counter(attributes["data-verdict"] for tag, attributes in Tags(html).found if tag == "article")
+    assert shown == {**counts, "": len(rows) - counts.total()}
+    offered = [attributes["value"] for tag, attributes in Tags(html).found if tag == "option"]
+    assert sorted(offered) == sorted(counts)
+    for verdict, examples in table.examples.items():
+        pairs = {(each["gold"], each["extra"]["answer"]) for each in rows if each["extra"]["verdict"] == verdict}
+        assert len(examples) == len(set(examples)) == min(3, len(pairs))
+        assert set(examples) <= pairs
+    assert "<table" not in page([{"step": 1, **row()}], "t")
+
+
+def test_a_verdict_is_asked_for_by_a_part_of_it(tmp_path, capsys):
+    kept = KeptRollouts(tmp_path, 1)
+    kept.add(judged())
+    kept.write(1)
+    counts = Counter(each["extra"]["verdict"] for each in judged())
+    for part in ("unsound", "unsound: near", "unequal"):
+        wanted = {verdict: count for verdict, count in counts.items() if verdict and verdict.startswith(part)}
+        assert main(["rollouts", str(tmp_path), "--verdict", part, "--limit", "80"]) == 0
+        said = capsys.readouterr().out
+        assert said.count("--- step") == sum(wanted.values())
+        (line,) = re.findall(r"^Verdicts: (.*)$", said, re.MULTILINE)
+        assert dict(reversed(each.split(" ", 1)) for each in line.split(", ")) == {k: str(n) for k, n in wanted.items()}
+
+
+def test_math_verify_alone_is_asked_about_what_the_rules_have_rejected():
+    rows = [
+        row(gold=gold, extra={"answer": answer, "verdict": verdict})
+        for gold, answer, verdict in (
+            ("0", r"\text{I give up, } 0", "refused: beside"),
+            ("5", "6", "unequal"),
+            ("5", "5", "right"),
+            ("8", "x = 7 = 8", "unsound: chain"),
+            ("8", "8", None),
+            ("8", "8", "my own"),
+        )
+    ]
+    before = [each["extra"]["verdict"] for each in rows]
+    ask_math_verify(rows)
+    after = [each["extra"]["verdict"] for each in rows]
+    equal = " (equal to Math-Verify alone)"
+    assert after == [before[0] + equal, *before[1:3], before[3] + equal, *before[4:]]
+
+
 def hostile():
     return [{"step": 1, **row(prompt_id=HOSTILE, prompt=HOSTILE, completion=HOSTILE + "x" * 5000, rendered=HOSTILE,
-                              rewards={HOSTILE: 1.0, "b": None}, extra={HOSTILE: HOSTILE})}]  # fmt: skip
+                              rewards={HOSTILE: 1.0, "b": None}, gold=HOSTILE,
+                              extra={HOSTILE: HOSTILE, "verdict": HOSTILE, "answer": HOSTILE})}]  # fmt: skip
 
 
 def test_a_terminal_gets_letters_only():
