@@ -7,7 +7,7 @@ A gold and an answer are contents of boxes. What Math-Verify finds equal is righ
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -20,18 +20,18 @@ from mpmath import isfinite, mpc  # type: ignore[import-untyped]
 from sympy.concrete.expr_with_limits import ExprWithLimits  # type: ignore[import-untyped]
 from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 
-from basis_rl.rewards.math.latex import COMMAND, LETTERS, MODULUS, SIGNS, formula, readings, symbols
+from basis_rl.rewards.math.latex import MODULUS, SIGNS, conversion, formula, letters, quantity, readings, symbols
 
 # Relative difference that the sides of an approximation sign may have; the left one is graded.
 _COARSE = 0.05
 # Relative difference that numbers may have which are equal when rounded to six decimals.
 _FINE = 1e-3
-# Digits to which a difference of numbers without a decimal point is evaluated, to see whether it is 0.
-_DIGITS = 1_000
+# Digits to which a difference of numbers without a decimal point is evaluated, to see whether it is 0. The gamma
+# function, of which factorials and binomials are made, takes a twentieth of a second for 300, and seconds for 1,000.
+_DIGITS = 300
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*(?:percent|percentage|pct)\s*\}|\b(?:percent|percentage|pct)\b)")
 _DEGREES = re.compile(r"\\circ|\\degree|°|degree")
 _CURRENCY = re.compile(r"\\\$|[$€£]")
-_MONEY = re.compile(r"\\\$|[€£¥₹]")
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(?:\\text\{)?\s*(\w+)")
 _APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-zA-Z])|\\simeq(?![a-zA-Z])|≈")
 _RATIO = re.compile(":")
@@ -39,8 +39,12 @@ _SQUARE = re.compile(r"\[|matrix")
 _CLOSED_AT_INFINITY = re.compile(r"\[(?:\\[,;]|[^,;\[\]])*\\infty|\\infty(?:\\[,;]|[^,;\[\]])*\]")
 
 
-def grade(gold: str, answer: str, refuse: Sequence[str] = (), check: bool = False) -> bool | None:
-    """Whether the answer is right; None when there is nothing in the gold.
+def grade(gold: str, answer: str, refuse: Sequence[str] = (), check: bool = False) -> str:
+    """``right``, or why the answer is not.
+
+    ``no_gold``: there is nothing in the gold; ``prose``: the gold is not a formula; ``unread``: the answer is not;
+    ``unequal``: Math-Verify finds it unequal; ``unsound: REASON`` (`_unsound`) and ``quirk: NAME`` (of `refuse`): it
+    finds it equal.
 
     Args:
         gold: content of the gold's box.
@@ -49,15 +53,34 @@ def grade(gold: str, answer: str, refuse: Sequence[str] = (), check: bool = Fals
         check: ask whether the gold can be read at all; its own text is not enough.
     """
     if not any(character.isalnum() for character in gold):
-        return None
+        return "no_gold"
     expected = _gold_reading(gold)
     if expected is None:
-        return False
+        return "prose"
+    verdict = "unread"
+    for converted, found in _in_the_golds_unit(gold, answer):
+        # An integral in a letter of its own may take Math-Verify for ever.
+        is_integral = isinstance(found, sp.Basic) and found.has(ExprWithLimits)
+        if (is_integral and not check and not _symbols_known(expected, found)) or not _equal(expected, found):
+            verdict = "unequal" if verdict == "unread" else verdict
+        elif not check and (reason := _unsound(expected, found, gold, answer)):
+            verdict = f"unsound: {reason}"
+        else:
+            sides = (_expression(gold), found if converted else _expression(answer))
+            pair = _Pair((gold, answer), sides, converted)
+            names = () if gold.split() == answer.split() else refuse
+            return next((f"quirk: {name}" for name in names if _RELIES_ON[name](pair)), "right")
+    return verdict
+
+
+def _in_the_golds_unit(gold: str, answer: str) -> Iterator[tuple[bool, Any]]:
+    """What the answer may say: converted to the gold's unit (True), and as it stands."""
+    factor = conversion(quantity(gold)[1], quantity(answer)[1])
+    value = _value(_expression(answer))
+    if factor not in (None, 1) and _is_formula(value):
+        yield True, value.doit() * factor
     for found in readings(answer):
-        if _equal(expected, found) and (check or _unsound(expected, found, gold, answer) is None):
-            pair = _Pair((gold, answer), (_expression(gold), _expression(answer)))
-            return gold.split() == answer.split() or not any(_RELIES_ON[name](pair) for name in refuse)
-    return False
+        yield False, found
 
 
 def misread(gold: str) -> bool:
@@ -71,12 +94,6 @@ def plain_verdict(gold: str, text: str) -> bool | None:
     """Math-Verify's own verdict on a rollout, with its own time limits; None if it finds nothing in the gold."""
     expected = parse(rf"\boxed{{{gold}}}")
     return verify(expected, parse(text)) if expected else None
-
-
-def plain_answer(text: str) -> str | None:
-    """The answer that Math-Verify finds in a rollout, as it writes it; None if it finds none."""
-    found = parse(text, parsing_timeout=None)
-    return next((value for value in reversed(found) if isinstance(value, str)), None)
 
 
 def _gold_reading(gold: str) -> Any:
@@ -109,7 +126,29 @@ def _equal(expected: Any, found: Any) -> bool:
         return True
     # Inequalities in one letter that are written otherwise.
     compared = all(is_relation(side) and not is_equation(side) for side in (expected, found))
+    if _equal_where_positive(expected, found):
+        return True
     return compared and symbols(expected) == symbols(found) and bool(verify(expected, _set_of(found), **options))
+
+
+_NOT_ALGEBRAIC = (AppliedUndef, ExprWithLimits, sp.Abs, sp.floor, sp.ceiling, sp.sign, sp.Piecewise)
+_POINTS = (sp.Rational(1, 7), sp.Rational(7, 5), sp.Rational(23), sp.Rational(1009))
+
+
+def _equal_where_positive(expected: Any, found: Any) -> bool:
+    r"""Whether two formulas with roots of letters are equal where all are positive: ``\sqrt{ab}``, ``a\sqrt{b/a}``."""
+    sides = (expected, found if is_relation(expected) else _value(found))
+    known = sorted(symbols(expected), key=str)
+    rooted = all(_is_formula(side) and any(_is_root(power) for power in side.atoms(sp.Pow)) for side in sides)
+    if not rooted or symbols(sides[1]) != set(known) or any(side.has(*_NOT_ALGEBRAIC) for side in sides):
+        return False
+    points = [{symbol: start + sp.Rational(4 * i, 5) for i, symbol in enumerate(known)} for start in _POINTS]
+    values = [[_number(side.xreplace(point).evalf(30)) for side in sides] for point in points]
+    return all(a is not None and b is not None and abs(a - b) <= 1e-12 * abs(a) for a, b in values)
+
+
+def _is_root(power: Any) -> bool:
+    return bool(symbols(power.base)) and not power.exp.is_integer and bool(power.exp.is_number)
 
 
 def _tuple_of(value: Any, other: Any) -> Any:
@@ -162,7 +201,7 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
     - ``chain``: a side of a chain of equations is not what the chain ends with (``x = 7 = 8``);
     - ``interval``: one side is an interval, and the other a set of single numbers;
     - ``infinity``: the answer's interval or set holds infinity and the gold's does not, which is the same to sympy;
-    - ``currency``: the answer has another currency or modulus;
+    - ``modulus``: the answer has another modulus;
     - ``approximation``: the sides of the sign are not near;
     - ``symbol``: a symbol that is not the gold's (``0 \\cdot a`` is 0 whatever a is), or 0 for ``x + y = 0``;
     - ``near``: equal when rounded to six decimals, but only since both are small.
@@ -182,8 +221,8 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
         return "infinity"
     if isinstance(found, sp.FiniteSet) and found.has(sp.oo, -sp.oo) and not isinstance(expected, sp.FiniteSet):
         return "infinity"
-    if any(len({*label.findall(gold), *label.findall(answer)}) > 1 for label in (_MONEY, MODULUS)):
-        return "currency"
+    if len({*MODULUS.findall(gold), *MODULUS.findall(answer)}) > 1:
+        return "modulus"
     if not _approximates(answer):
         return "approximation"
     if not _symbols_known(expected, found):
@@ -294,6 +333,7 @@ def _approximates(answer: str) -> bool:
 
 
 def _symbols_known(expected: Any, found: Any) -> bool:
+    """Whether the answer has no symbol that the gold has not: ``0 \\cdot a`` is 0 whatever a is."""
     if is_relation(expected) and is_relation(found):
         return symbols(found) <= symbols(expected)
     sides = [[_value(part) for part in _parts(expression)] for expression in (expected, found)]
@@ -357,10 +397,19 @@ class _Pair(NamedTuple):
 
     texts: tuple[str, str]
     sides: tuple[Any, Any]
+    # Whether the answer's side is in the gold's unit, and not in its own.
+    converted: bool
 
     def differ(self, pattern: re.Pattern[str]) -> bool:
         """Whether only one of the texts has it."""
         return len({bool(pattern.search(text)) for text in self.texts}) > 1
+
+    def units(self) -> list[Any]:
+        """Of both sides; None where one has none."""
+        return [quantity(text)[1] for text in self.texts]
+
+    def bases(self) -> list[list[str]]:
+        return [_BASE.findall(text) for text in self.texts]
 
     def kinds(self) -> set[str]:
         """Sets, lists, tuples or others."""
@@ -381,7 +430,7 @@ def _kind(text: str, expression: Any) -> str:
 
 def _percentage(pair: _Pair) -> str | None:
     """What a percentage stands for where only one side is one, ``number`` or ``fraction``."""
-    if not pair.differ(_PERCENT):
+    if None not in pair.units() or not pair.differ(_PERCENT):
         return None
     return "number" if _equal(*(_expression(_PERCENT.sub("", text)) for text in pair.texts)) else "fraction"
 
@@ -420,12 +469,21 @@ def _related(pair: _Pair) -> bool:
 
 
 def _measured(pair: _Pair) -> bool:
-    sides = [formula(text) for text in pair.texts]
-    return None in sides or pair.differ(MODULUS) or not _equal(*sides)
+    """Whether a unit is on one side only, or the sides count other things; signs have names of their own."""
+    one, other = pair.units()
+    if pair.differ(MODULUS):
+        return True
+    if one == other or any(pair.differ(sign) for sign in (_CURRENCY, _DEGREES, _PERCENT)):
+        return False
+    return None in (one, other) or conversion(one, other) == 1
+
+
+def _in_other_units(pair: _Pair) -> bool:
+    return not pair.converted and None not in pair.units() and conversion(*pair.units()) != 1
 
 
 def _capitals(pair: _Pair) -> bool:
-    left, right = (sorted(LETTERS.findall(COMMAND.sub(" ", text))) for text in pair.texts)
+    left, right = (sorted(letters(text)) for text in pair.texts)
     return left != right and sorted(word.lower() for word in left) == sorted(word.lower() for word in right)
 
 
@@ -455,12 +513,14 @@ _RELIES_ON: dict[str, Callable[[_Pair], bool]] = {
     "brackets": _bracketed,
     "set_for_relation": _related,
     "units": _measured,
-    "currency": lambda pair: pair.differ(_CURRENCY),
-    "degrees": lambda pair: pair.differ(_DEGREES),
+    "other_units": _in_other_units,
+    "currency": lambda pair: None in pair.units() and pair.differ(_CURRENCY),
+    "degrees": lambda pair: None in pair.units() and pair.differ(_DEGREES),
     "case": _capitals,
     "text": _spelled_out,
     "rounding": _rounded,
-    "base": lambda pair: _BASE.findall(pair.texts[0]) != _BASE.findall(pair.texts[1]),
+    "base": lambda pair: pair.bases()[0] != pair.bases()[1] and [] in pair.bases(),
+    "other_base": lambda pair: pair.bases()[0] != pair.bases()[1] and [] not in pair.bases(),
     "approximation": lambda pair: pair.differ(_APPROXIMATELY),
     "ratio": lambda pair: pair.differ(_RATIO),
 }

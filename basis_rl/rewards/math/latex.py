@@ -6,51 +6,76 @@ imaginary unit, names that it reads as constants or functions, derivatives, word
 
 from __future__ import annotations
 
+import json
 import re
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from antlr4.atn.PredictionMode import PredictionMode  # type: ignore[import-untyped]
 from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy, normalize_latex  # type: ignore[import-untyped]
 from math_verify.grader import should_treat_as_complex
-from sympy import Basic, E, Expr, I, Integer, MatrixBase, Mul, Symbol, evaluate, nan, zoo  # type: ignore[import-untyped]
+from sympy import Basic, E, Expr, I, Integer, MatrixBase, Mul, Rational, Symbol, UnevaluatedExpr, evaluate, nan, pi, zoo  # type: ignore[import-untyped]
 
-# Math-Verify's own settings for what is in a box, in two steps: what is a unit is seen after the first.
-_UNITS_KEPT = NormalizationConfig(units=False, boxed="none")
-_UNITS_CUT = NormalizationConfig(units=True, boxed="none")
+# Math-Verify's own settings for what is in a box, in two steps; units are read here.
+_BASIC = NormalizationConfig(units=False, boxed="none")
 _SPELLED = NormalizationConfig(basic_latex=False, malformed_operators=True, nits=True, boxed="none")
-# All but the power of a unit.
-_OTHER_DIGITS = re.compile(r"(?<!\^)(?<!\^\{)(?<!\^-)(?<!\^\{-)\d|\d\d")
 # To sympy dv/dt is 0, since v does not depend on t; E, e, I and i are constants, which have no index and are given no
 # value; \gamma is the gamma function: all become symbols.
-_DERIVATIVE = re.compile(r"\\[dt]?frac\s*\{\s*d\s*\\?([a-zA-Z]+)\s*\}\s*\{\s*d\s*\\?([a-zA-Z]+)\s*\}")
-_INDEXED = re.compile(r"(?<![a-zA-Z\\])([EeIi])\s*_\s*\{?\s*(\w+)\s*\}?")
+_INDEXED = re.compile(r"(?<![a-zA-Z\\])([EeIi])\s*_\s*(?:\{\s*(\w+)\s*\}|(\w))")
 _NAMED = re.compile(
     r"(^|[,;]|\\text\{[^{}]*\})([\s$]*\|?\s*)([EeIi])(?=\s*(?:\||\([^()=]*\)|\[[^\[\]=]*\])?\s*(?:=|\\in(?![a-z])|\\approx))"
 )
-# Math-Verify cuts off all from the first text on, so that a text that is a name hides the unit.
-_TEXT_NAME = re.compile(r"^\s*\\(?:text|mbox)\s*\{[^{}]*\}(?=\s*=.*\\(?:text|mbox))")
 _GAMMA = re.compile(r"\\gamma(?!\s*_|[a-zA-Z])")
-SIGNS = re.compile(r"^\s*(?:\\approx(?:eq)?(?![a-zA-Z])|≈)|[€£¥]")
+SIGNS = re.compile(r"^\s*(?:\\approx(?:eq)?(?![a-zA-Z])|≈)|[€£¥₹]")
 MODULUS = re.compile(r"\s*\\pmod\{(\w+)\}$")
-# What a unit consists of; beside a text in it nothing else stands.
-_OF_UNIT = re.compile(r"\\(?:text|mbox)\s*\{(?:[^{}]|\{[^{}]*\})*\}|\\[a-zA-Z]+|\^\s*\{?\s*-?\d\s*\}?")
-_SHORT_UNITS = {
-    "am", "cl", "cm", "dl", "dm", "ev", "ft", "gb", "gm", "gw", "hr", "hz", "in", "kb", "kg", "kj", "km", "kw", "lb",
-    "mb", "mg", "mi", "ml", "mm", "ms", "mw", "nd", "nm", "ns", "oz", "pa", "pm", "pt", "qt", "rd",
-    "sq", "st", "th", "yd", "yr",
-}  # fmt: skip
-# Of the commands in a unit: no other one, since what it is applied to would be left out with the unit.
-_UNIT_COMMANDS = {
-    "text", "mbox", "mathrm", "textnormal", "circ", "degree", "cdot", "frac", "dfrac", "tfrac", "left", "right", "mu",
-    "Omega", "quad", "displaystyle", "per",
-}  # fmt: skip
-_QUANTITY = re.compile(r"\d|\\(?:pi|infty)(?![a-zA-Z])")
+_SIGN = re.compile(r"\\(\$)|([€£¥₹])|^(\$)(?=[^$]*$)")
+_BLANK = r"(?:\s|~|\\[ ,;:!>]|\\q?quad(?![a-zA-Z]))"
+_TEXT = r"\\(?:text[a-z]*|mbox|math(?:rm|bf|it|sf|normal))\s*\{(?:[^{}]|\{[^{}]*\})*\}"
+_SIGNS_OF_UNITS = r"\^\s*\{?\s*\\circ\s*\}?|\\circ(?![a-zA-Z])|\\?%|¢|\\(?:Omega|mu|per)(?![a-zA-Z])"
+_LINK = rf"{_BLANK}|\\cdot(?![a-zA-Z])|/|\^\s*\{{?\s*-?\d\s*\}}?|[().-]"
+_LETTERS = r"[^\W\d_]++"
+# A number and what may be its unit: what begins with a text or a sign, or words without a font.
+_QUANTITY = re.compile(
+    rf"(?P<body>(?=.*?(?:\d|\\(?:pi|infty)(?![a-zA-Z]))).+?){_BLANK}*(?:"
+    rf"(?P<unit>(?:{_TEXT}|{_SIGNS_OF_UNITS}|\\[td]?frac\s*\{{\s*{_TEXT}\s*\}}\s*\{{\s*{_TEXT}\s*\}})"
+    rf"(?:{_TEXT}|{_SIGNS_OF_UNITS}|{_LINK}|{_LETTERS})*+)"
+    rf"|(?<=[\d}})\s])(?P<words>{_LETTERS}(?:{_LINK}|{_LETTERS})*+))",
+    re.DOTALL,
+)
+# Units and the words around them. Of Cyrillic letters, those that `notation` leaves.
+_WORDS_OF_UNITS = Path(__file__).with_name("units.json").read_text("utf-8")
+_VOCABULARY = json.loads(_WORDS_OF_UNITS.translate(str.maketrans("аеорсухі", "aeopcyxi")))
+_POWERS, _RAISED, _PER = (_VOCABULARY[name] for name in ("powers", "raised", "per"))
+_SIGNS_BY_COMMAND = {"circ": "degree", "Omega": "Ω", "mu": "µ", "per": "/"}
+
+
+def _any_of(name: str) -> str:
+    return f"(?:{'|'.join(_VOCABULARY[name])})"
+
+
+# Things that are counted. Nouns are told by their form: an English, French or Spanish plural, a German capital, a
+# Russian genitive, a Chinese measure word.
+_PLURAL = (
+    rf"(?:(?!(?:{_any_of('adverbs')}|\w*[usi]s)\b)[^\W\d_A-Z]{{3,}}s|{_any_of('nouns')}|[A-ZÄÖÜ][a-zäöüß]{{3,}}"
+    r"|[а-яёa-z]*[а-яё][а-яёa-z]*(?:[oe]в|eй|oк))\b"
+)
+_MEASURE = f"[{_VOCABULARY['measures']}]"
+_CHINESE_NOUN = rf"(?:[\u4e00-\u9fff](?<![{_VOCABULARY['no nouns']}])){{1,6}}"
+_REST = re.compile(
+    rf"(?!.*\b{_any_of('bounds')}\b)(?:{_any_of('after')}\b\s*)*"
+    rf"(?:[a-z]{{2,}}(?:ed|ing)\b.*|{_any_of('opens')}(?= ).*|and {_PLURAL}|{_CHINESE_NOUN})?"
+)
+_COUNTED = re.compile(
+    rf"(?:(?!{_any_of('no adjectives')}\b)[^\W\d_]{{2,}} ){{0,2}}(?P<noun>{_PLURAL})(?: (?P<rest>.*))?"
+    rf"|(?P<measure>{_MEASURE})(?: ?{_CHINESE_NOUN})?"
+)
+# As the parser reads a sign of percent behind a numeral.
+_HUNDREDTH = UnevaluatedExpr(Rational(1, 100))
 _IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])")
 _MIXED = re.compile(r"\d+\\[dt]?frac\{?(\d+)\}?\{?(\d+)\}?")
-COMMAND = re.compile(r"\\[a-zA-Z]+")
-LETTERS = re.compile(r"[a-zA-Z]+")
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
 _WORDS = re.compile(
     r"(\\(?:text|mbox)\s*\{\s*)?\(?((?!.*\b(?:inf|infinity|and|or)\b)(?=.*(?:[a-zA-Z]{3}|ii))[a-zA-Z ]+)\)?\s*(?(1)\})"
 )
@@ -70,49 +95,27 @@ def readings(text: str, letters_are_units: bool = True) -> tuple[Any, ...]:
         word = words[2].lower().replace(" ", "")
         letters = (E if letter == "e" else Symbol(letter, real=True) for letter in word)
         return (Symbol(word, real=True) if words[1] else Mul(*letters, evaluate=False),)
-    whole = _without_units(text, _UNITS_KEPT)
-    stripped = _without_units(text, _UNITS_CUT)
-    kept = _parsed(_spelled(whole))
-    short = kept if stripped == whole else _parsed(_spelled(stripped))
-    tail = whole[len(_common(whole, stripped)) :].strip()
-    is_unit = bool(tail) and _is_unit(tail, letters=letters_are_units and not symbols(short))
-    is_unit = is_unit and (not letters_are_units or _QUANTITY.search(stripped) is not None)
-    found = [short, kept] if short is not None and is_unit else [kept]
+    body, unit = quantity(text)
+    number = formula(body)
+    if unit == _PERCENT and isinstance(number, Expr):
+        return (number.doit() * _HUNDREDTH,)
+    # The last letter of ``2x^2 + 3y^2 = d`` is no unit.
+    tail = text[len(body) :].strip()
+    is_letter = len(tail) == 1 and tail.isalpha() and (symbols(number) or not letters_are_units)
+    found = [*([] if is_letter else [number]), *([formula(text)] if tail else [])]
     return tuple(reading for reading in found if reading is not None)
 
 
 def formula(text: str) -> Any:
     """The expression of the content of a box, with its unit; see `_parsed`."""
-    return _parsed(_spelled(_without_units(text, _UNITS_KEPT)))
-
-
-def _without_units(text: str, units: NormalizationConfig) -> str:
     text = MODULUS.sub("", SIGNS.sub("", text))
-    text = _INDEXED.sub(r"H_{\1\2}", _NAMED.sub(r"\1\2H_{\3}", text))
-    text = _GAMMA.sub("H_{g}", _TEXT_NAME.sub("H_{t}", _DERIVATIVE.sub(r"D_{\1\2}", text)))
-    return str(normalize_latex(text, units))
+    text = _INDEXED.sub(r"H_{\1\2\3}", _NAMED.sub(r"\1\2H_{\3}", text))
+    text = _GAMMA.sub("H_{g}", text)
+    return _parsed(_spelled(str(normalize_latex(text, _BASIC))))
 
 
 def _spelled(text: str) -> str:
     return str(normalize_latex(text, _SPELLED))
-
-
-def _is_unit(tail: str, letters: bool) -> bool:
-    """Whether a tail that Math-Verify cuts off is a unit: a text or a word; a letter if `letters` says so.
-
-    The last letter of ``2x^2 + 3y^2 = d`` is none to it.
-    """
-    if _OTHER_DIGITS.search(tail) or ("{" in tail and re.search(r"[a-zA-Z,;=<>+-]", _OF_UNIT.sub("", tail))):
-        return False
-    if "{" in tail and not {command[1:] for command in COMMAND.findall(tail)} <= _UNIT_COMMANDS:
-        return False
-    word = "".join(LETTERS.findall(COMMAND.sub(" ", tail)))
-    return (letters and len(word) < 2) or len(word) > 2 or word.lower() in _SHORT_UNITS or "\\" in tail
-
-
-def _common(one: str, other: str) -> str:
-    end = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return one[:end]
 
 
 def _parsed(text: str) -> Any:
@@ -175,6 +178,126 @@ class _Converter(_Latex2Sympy):
         return self.mat_mul_flat(left, right) if is_matrix else self.mul_flat(left, right)
 
 
+def letters(text: str) -> list[str]:
+    """The words of a text, and letters that stand alone, without commands."""
+    return re.findall("[a-zA-Z]+", _COMMAND.sub(" ", text))
+
+
 def symbols(expression: Any) -> set[Any]:
     """The free symbols of what was parsed."""
     return set(getattr(expression, "free_symbols", ()))
+
+
+@lru_cache(maxsize=256)
+def quantity(text: str) -> tuple[str, Any]:
+    r"""An answer without its unit, and the unit, None where it has none.
+
+    A unit is a product of those of units.json, positive symbols and numbers, or what is counted: a symbol that is not
+    positive. ``\$5`` keeps its sign, which the parser passes over.
+    """
+    match = _QUANTITY.fullmatch(text)
+    unit = None if match is None else _unit(match["unit"] or match["words"], in_font=match["unit"] is not None)
+    sign = _SIGN.search(text)
+    signed = None if sign is None else _named(sign[1] or sign[2] or sign[3])
+    return (text if match is None or unit is None else match["body"], unit if signed is None else signed)
+
+
+def conversion(gold: Any, answer: Any) -> Any:
+    """How many of the gold's unit one of the answer's unit is; None where it is another quantity.
+
+    1 where one of them has none, where the answer's is not made of known units, and where the gold's is any length. But
+    beside degrees what has no unit is radians, and beside a percentage it is its number.
+    """
+    if gold is None or answer is None:
+        factor = {_DEGREE: 180 / pi, _PERCENT: _HUNDREDTH}.get(answer if gold is None else gold, Integer(1))
+        return factor if answer is None else 1 / factor.doit()
+    if not all(symbol.is_positive for symbol in symbols(answer)):
+        return Integer(1)
+    ratio = answer / gold
+    if ratio.is_number:
+        return ratio
+    return Integer(1) if ratio.subs(_UNITS["unit"], _UNITS["m"]).is_number else None
+
+
+def _unit(text: str, in_font: bool) -> Any:
+    """The unit that a text says, None where it says none."""
+    text = re.sub(r"\\[td]?frac\s*\{(.*?\})\s*\}\s*\{(.*)\}", r"\1/\2", text.replace("%", " percent "))
+    text = _COMMAND.sub(lambda m: f" {_SIGNS_BY_COMMAND.get(m[0][1:], '')} ", text)
+    text = re.sub(r"([\^µ])\s+(?=[-\w])", r"\1", re.sub(r"[{}$~.]|^[\s{]*(?:of\s+)?(?:an?\s)?", " ", text))
+    words = _UNIT_WORDS.findall(text)
+    if re.search(r"\d", _UNIT_WORDS.sub("", text)) or not words:
+        return None
+    if not in_font and re.fullmatch("[a-zA-Z](?<![msgh])", "".join(words)):
+        # A variable.
+        return None
+    named = (_named(word) is not None or word in _PER or word.lower() in _POWERS for word in words[:3])
+    start = next((i for i, is_named in enumerate(named) if is_named), None)
+    if start is not None and not any(re.fullmatch(rf"{_any_of('no adjectives')}|.", word) for word in words[:start]):
+        unit, rest = _product(words[start:])
+        if len(rest) < len(words) - start and _REST.fullmatch(" ".join(rest)):
+            return unit
+    counted = _COUNTED.fullmatch(" ".join(words))
+    if counted is None or not _REST.fullmatch(counted["rest"] or ""):
+        return None
+    return Symbol((counted["noun"] or counted["measure"]).lower().removesuffix("s"))
+
+
+def _product(words: list[str]) -> tuple[Any, list[str]]:
+    """The product of units that words begin with, and the words behind it. Of money per time it is the money."""
+    unit = last = Integer(1)
+    sign = power = 1
+    used = 0
+    for i, word in enumerate(words):
+        if word in _PER and not symbols(unit) & _MONEY:
+            sign = -1
+        elif word.lower() in _POWERS:
+            power = _POWERS[word.lower()]
+        elif last != 1 and (word in _RAISED or word[0] == "^"):
+            unit *= last ** ((_RAISED[word] if word in _RAISED else int(word[1:])) - 1)
+            used = i + 1
+        elif (named := _named(word)) is not None and (word != "in" or i + 1 == len(words) or words[i + 1][0] in "/^"):
+            last = named**sign
+            unit *= last**power
+            power = 1
+            used = i + 1
+        else:
+            break
+    return unit, words[used:]
+
+
+def _named(word: str) -> Any:
+    """The unit of this name, None if there is none."""
+    for form in dict.fromkeys((word, word.lower() if len(word) > 1 else word)):
+        for ending in ("", "s", "es", "n", "en"):
+            stem = form.removesuffix(ending)
+            if form.endswith(ending) and stem in _UNITS and (len(stem) > 3 or "n" not in ending):
+                return _UNITS[stem]
+    return None
+
+
+def _read_units() -> dict[str, Any]:
+    """The units of units.json by their names, with their decimal multiples."""
+    for line in _VOCABULARY["units"]:
+        names, _, definition = line.partition(" = ")
+        number, *of = definition.split()
+        unit = Rational(number) * _product(of)[0] if number[0].isdigit() else Symbol(number, positive=True)
+        for name in names.lstrip("* ").split():
+            _UNITS[name] = unit
+            if names.startswith("*"):
+                powers = _VOCABULARY["prefixes"].items()
+                _UNITS.update({prefix + name: Integer(10) ** power * unit for prefix, power in powers})
+    _UNITS.update(dict.fromkeys(("degree", "deg", "度"), pi / 180 * _UNITS["rad"]))
+    # Any length, or any area with its square.
+    _UNITS["unit"] = Symbol("unit")
+    return _UNITS
+
+
+_UNITS: dict[str, Any] = {}
+_read_units()
+_DEGREE = _UNITS["degree"]
+_PERCENT = _UNITS["percent"]
+_MONEY = {_UNITS[name] for name in ("dollar", "euro", "rupee", "yuan")}
+_CHINESE = sorted((name for name in (*_UNITS, *_POWERS, *_PER) if re.search(r"[\u4e00-\u9fff]", name)), key=len)
+_UNIT_WORDS = re.compile(
+    rf"(?i:quadrat|kubik)|{'|'.join(reversed(_CHINESE))}|{_MEASURE}|[\u4e00-\u9fff]+|[^\W\d_\u4e00-\u9fff]+|\^-?\d|[/¢]"
+)

@@ -67,20 +67,25 @@ def is_time(gold: str) -> bool:
 def same_parts(gold: str, answer: str) -> bool | None:
     """Whether the answer is the gold's time of day, or its ratio of three parts or more; None where both have none.
 
-    AM or PM may be missing on one side. To the parser ``1:2:3`` is a quotient, 1/6.
+    AM or PM may be missing on one side, and 7:30 p.m. is 19:30. To the parser ``1:2:3`` is a quotient, 1/6.
     """
     (expected, half), (found, other) = _parts(gold), _parts(answer)
     pairs = list(zip(map(int, expected), map(int, found), strict=False))
     if is_time(gold):
         # Without its seconds it is the full minute.
         rest = {int(part) for part in expected[len(found) :] + found[len(expected) :]}
-        return (
-            len(pairs) > 1 and all(a == b for a, b in pairs) and rest <= {0} and (half == other or not (half and other))
-        )
+        if len(pairs) < 2 or not rest <= {0} or any(a != b for a, b in pairs[1:]):
+            return False
+        hours = {_of_24(pairs[0][0], half), _of_24(pairs[0][1], other)}
+        return len(hours) == 1 or (pairs[0][0] == pairs[0][1] and not (half and other))
     colons = [len(_COLON.findall(text)) for text in (gold, answer)]
     if max(colons) < 2 or (colons[0] == colons[1] and not pairs):
         return None
     return colons[0] == colons[1] and all(a * pairs[0][1] == b * pairs[0][0] for a, b in pairs)
+
+
+def _of_24(hour: int, half: str) -> int:
+    return hour % 12 + 12 * (half == "pm") if half else hour
 
 
 def _parts(text: str) -> tuple[list[str], str]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 
+from basis_rl.rewards.choice import boxed_letter
+from basis_rl.rewards.extract import plain_number
 from basis_rl.rewards.math.notation import FONT, SPACE
 
 # What the parser passes over, and what is removed before it reads: what stands on both sides stands side by side.
@@ -46,8 +48,12 @@ _BUILDER = re.compile(
     r"\\\{(?:[^{}]|\{[^{}]*\})*?(?::|\\(?:mid|colon|vert)(?![a-z])|\|)[^{}]*(?:[=<>]|\\(?:in|[lgn]e)(?![a-z]))"
     r"|(?<![a-zA-Z\\])([a-zA-Z])\s*(?::|\\(?:mid|colon)(?![a-z]))\s*\1\s*(?:[=<>]|\\(?:in|[lgn]e)(?![a-z]))"
 )
+_OPTION = re.compile(r"(?:\\text\s*\{\s*)?\(?\s*(?:\\text\s*\{)?[A-J]\}?\s*\)?\s*\}?")
+_OPTION_BEFORE = re.compile(
+    rf"^(?:{FONT}\s*\{{\s*\(?[A-J][).:]\s*\}}|\([A-J]\)(?=\s|\\)|[A-J][).](?=\s)){SPACE}*(?=\S)"
+)
+_FUNCTION_OF = re.compile(r"([a-zA-Z])\s*\(([a-z])\)\s*=")
 _BOX = re.compile(r"\\f?box(?:ed)?(?![a-zA-Z])")
-_LAST_TEXT = re.compile(rf"{FONT}\s*\{{([^{{}}]*)\}}(?:\^\d|\^\{{\d\}})?$")
 _PRIME = re.compile(r"(?:(?<=[a-zA-Z)\]}'])|(?<=\^\d))'|\\prime(?![a-zA-Z])")
 _DENIAL = (
     r"no(?!\.\s*of)|not|nor|none|nothing|nope|never|neither|hardly|cannot|[a-z]+n['’]t|isnt|arent|dont|cant|wrong(?:ly)?"
@@ -66,20 +72,45 @@ _DENIES = re.compile(
     rf"|{FONT}\s*\{{\s*(?:{_NUMBER_WORDS})\s*[,:;?]?\s*\}}(?=[\s$}})\]]*(?:=|\\approx))",
     re.IGNORECASE,
 )
-_NO_UNIT = re.compile(
-    rf"(?<!\^)(?<!\^\{{)(?<!\^-)(?<!\^\{{-)\d|\?|\\begin|\b(?:{_DENIAL}|{_NUMBER_WORDS}|or|and|about|any|all|every"
-    r"|plus|minus|than|vs|versus|at (?:least|most)|up to|I (?:think|suppose|believe)|squared|cubed|doubled|halved"
-    r"|times|over|xor|alternatively|halves|thirds|tenths|hundredths|negative|inverse|reciprocal|factorial|swapped|reversed|open|closed)\b(?!-)",
-    re.IGNORECASE,
-)
+
+
+def in_terms_of(gold: str, answer: str) -> str:
+    r"""An answer, a normal form, in the gold's own terms, where only these differ.
+
+    The letter of an option with its text, ``B) 17`` for ``B``, or the text alone for a gold that is none; a decimal
+    comma for a gold with a point; the name and the variable of a function; the constant of an integral.
+    """
+    if _OPTION.fullmatch(gold):
+        return answer if hedged(gold, answer) or r"\ne" in answer else boxed_letter(answer) or answer
+    value = plain_number(gold)
+    if ("." in gold and "," not in gold) or (value is not None and value.denominator > 1):
+        answer = re.sub(r"^([^,(\[]*?(?<!\d)-?\d+),(\d+)(?![\d,])(?=[^,]*$)", r"\1.\2", answer)
+    if re.fullmatch(r"-?\d+", gold):
+        answer = re.sub(r"^([-\d.]+) ?[kK]$", r"\1\\cdot 10^{3}", answer)
+        answer = re.sub(r"^(-?\d{1,3}(?:\.\d{3}){2,})(?![\d.])", lambda m: m[1].replace(".", ""), answer)
+    answer = _OPTION_BEFORE.sub("", answer)
+    if r"\pi" in gold and r"\circ" not in gold:
+        answer = re.sub(r"(\d+)\^(?:\{\\circ\}|\\circ(?![a-z]))", r"\\frac{\1\\pi}{180}", answer)
+    of = _FUNCTION_OF.match(gold)
+    named = _FUNCTION_OF.match(answer) or re.match(r"([a-zA-Z])()\s*=", answer)
+    if of is not None and named is not None and named[1] != of[2]:
+        body = answer[named.end() :]
+        if not re.search(rf"(?<![a-zA-Z\\]){of[2]}(?![a-zA-Z])", body):
+            body = re.sub(rf"(?<![a-zA-Z\\]){named[2] or of[2]}(?![a-zA-Z])", of[2], body)
+            answer = gold[: of.end()] + body
+        elif named[2] in ("", of[2]):
+            answer = gold[: of.end()] + body
+    constant = re.search(r"\+ ?([cCkKDA])$", answer)
+    if constant is not None and re.search(r"\+ ?C$", gold) and constant[1] not in gold[:-1] + answer[:-1]:
+        return answer[: constant.start()] + "+C"
+    return answer
 
 
 def refused_reading(text: str) -> str | None:
     """Why no formula is read in `text`, a normal form; None where one may be.
 
     ``beside``: a number or a text beside something else, which is a product to the parser; ``dots``: something is left
-    out; ``builder``: a set of all that has a property, which is a quotient to the parser; ``unit``: a text at the end
-    that is not a unit.
+    out; ``builder``: a set of all that has a property, which is a quotient to the parser.
     """
     if _DOTS.search(text):
         return "dots"
@@ -87,9 +118,6 @@ def refused_reading(text: str) -> str | None:
         return "builder"
     if _BOX.search(text):
         return "beside"
-    last = _LAST_TEXT.search(text)
-    if last is not None and last.start() > 0 and _NO_UNIT.search(last[1]):
-        return "unit"
     return "beside" if _beside(_tokens(text)) else None
 
 
@@ -109,7 +137,7 @@ def primes_differ(gold: str, answer: str) -> bool:
     The parser passes over it. Of a name, before ``=``, it only counts where the gold has one too; behind a numeral it
     is feet, minutes or inches.
     """
-    named = "=" in gold
+    named = "=" in gold and "=" in answer
     counts = {len(_PRIME.findall(text if named else text.rpartition("=")[2])) for text in (gold, answer)}
     return len(counts) > 1
 
@@ -164,8 +192,9 @@ def _beside(tokens: list[tuple[str, str]]) -> bool:
             groups.append((0, None))
             ended = "" if before[0] == "command" or before[1] == "]" else ended
         elif kind == "numeral":
-            # (n-2) 2^n and n2^n are products.
-            if ended == "numeral" or (ended == "operand" and following[0] != "raised"):
+            # (n-2) 2^n, n2^n and 3!2! are products; to the parser 0'5! is 05!.
+            binds = following[0] == "raised" or (following[1] == "!" and before[1] != "'")
+            if ended == "numeral" or (ended == "operand" and not binds):
                 return True
             ended = "numeral"
         elif kind == "command" and value in _FRACTIONS:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Collection, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -15,12 +14,12 @@ from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores
 from basis_rl.rewards.extract import completion_text, is_sentence, last_boxed
 from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
 from basis_rl.rewards.math.notation import normal_form, text_form
-from basis_rl.rewards.math.places import PLACES, MathAnswerIn, find_answer, marked_answer
+from basis_rl.rewards.math.places import PLACES, MathAnswerIn, find_answer
 from basis_rl.rewards.math.quick import is_time, quick_verdict, same_parts, same_text
-from basis_rl.rewards.math.reading import hedged, primes_differ, refused_reading
+from basis_rl.rewards.math.reading import hedged, in_terms_of, primes_differ, refused_reading
 from basis_rl.rewards.math.rules import RULES, refused
 from basis_rl.rewards.math.screen import screened
-from basis_rl.rewards.thought import AfterThought
+from basis_rl.rewards.thought import AfterThought, Unfinished
 from basis_rl.rewards.workers.calls import WALL_CLOCK, check_limits, worker_policy
 from basis_rl.rewards.workers.failures import FailureMonitor
 from basis_rl.rewards.workers.pool import Outcome, WorkerPool
@@ -30,9 +29,14 @@ Rules = Literal["full", "plain"]
 _MEMORY_BYTES = 4 << 30
 # Seconds, at least, from which the limit by the clock follows where Math-Verify has its own limits for each step.
 _PLAIN_TIMEOUT = 5.0
-_METRICS: dict[str, Verdict] = {
-    "screened": "screened", "timeout": "timeout", "infrastructure": "failed", "over_budget": "late"
-}  # fmt: skip
+# Why an answer that was graded is wrong. Math-Verify finds it equal in the first two, and was not asked in the third.
+REJECTED = ("unsound", "quirk", "refused", "unread", "unequal", "prose")
+# Verdicts. Of those on several golds, one of which is enough, the first here is that on the rollout.
+KINDS = ("right", "failed", "late", "misread", "timeout", "screened", *REJECTED, "no_gold")
+# What is noted of a gold by the verdicts on it as an answer, the first that fits.
+_NOTES = {"prose": REJECTED, "misread": ("misread",), "": ("right", "failed")}
+_METRICS = {"screened": "screened", "timeout": "timeout", "infrastructure": "failed", "over_budget": "late"}
+_METRICS |= {f"rejected/{kind}": kind for kind in REJECTED}
 # If so many golds are sentences without exception, this is not the reward for them.
 _MANY = 8
 _log = logging.getLogger(__name__)
@@ -49,20 +53,22 @@ class MathVerifyReward(AfterThought, Reward):
     several golds, one of which is enough; several numbers that are all asked for are one gold, ``1, 2, 5``.
 
     Metrics: ``reward/no_box`` (``reward/no_answer`` with another `answer_in`), ``reward/screened``, ``reward/timeout``,
-    ``reward/infrastructure`` (the grading failed) and ``reward/over_budget``, shares of the rollouts.
+    ``reward/infrastructure`` (the grading failed), ``reward/over_budget`` and ``reward/rejected/KIND`` (`REJECTED`),
+    shares of the rollouts. ``log_extra`` gets the verdict on each rollout and its reason, and the answer that was read.
 
     Args:
         num_workers: grading processes of this rank; default: its share of the machine's cores, at least 2.
         timeout: seconds of CPU time for one answer; an answer that takes more is wrong.
         batch_timeout: seconds by the clock for the rollouts of one call. What is not graded by then is not scored, and
             is graded when it comes again. None: no limit. `check_golds` and `equivalent` have none.
-        allow: those of `basis_rl.rewards.math.rules.QUIRKS` on which a right verdict may rest. None: all.
+        allow: those of `basis_rl.rewards.math.rules.QUIRKS` on which a right verdict may rest. None:
+            `basis_rl.rewards.math.rules.DEFAULT_QUIRKS`.
         rules: ``full``; or ``plain``: ``math_verify.verify(parse(gold in a box), parse(rollout))`` and nothing else,
             with Math-Verify's own time limits.
         answer_in: ``box``; ``tag``, ``hashes``, ``last_line``, ``last_number`` (`take_answer`); ``anywhere``: in a box,
-            a tag or behind ``####`` if there is one, else where Math-Verify finds it; ``auto``: ``box`` if the prompts
-            ask for one, else ``anywhere``. Default: ``box``; with `rules` ``plain`` it is ``anywhere``.
-        after_think: see `AfterThought`; with `rules` ``plain`` None is False.
+            a tag or behind ``####`` if there is one, else in the last sentence that has one; ``auto``: ``box`` if the
+            prompts ask for one, else ``anywhere``. Default: ``box``; with `rules` ``plain`` it is ``anywhere``.
+        after_think, unfinished: see `AfterThought`; with `rules` ``plain`` `after_think` None is False.
 
     Raises:
         ValueError: a parameter out of its range, or an unknown name.
@@ -86,6 +92,7 @@ class MathVerifyReward(AfterThought, Reward):
         rules: Rules = "full",
         answer_in: MathAnswerIn | None = None,
         after_think: bool | None = None,
+        unfinished: Unfinished = "wrong",
     ) -> None:
         workers = fair_share() if num_workers is None else num_workers
         check_limits("math_verify", workers, timeout, _MEMORY_BYTES, batch_timeout)
@@ -93,7 +100,8 @@ class MathVerifyReward(AfterThought, Reward):
         self.batch_timeout = batch_timeout
         self.rules = rules
         self.answer_in = answer_in
-        self.after_think = False if rules == "plain" and after_think is None else after_think
+        after_think = False if rules == "plain" and after_think is None else after_think
+        self._set_thought("math_verify", after_think, unfinished)
         self.refused = refused([allow] if isinstance(allow, str) else allow)
         self._asks_for_box = True
         worker = Path(__file__).with_name("worker.py")
@@ -154,41 +162,32 @@ class MathVerifyReward(AfterThought, Reward):
     def __call__(
         self, prompts: Column, completions: Completions, solution: Column, log_metric: LogMetric = None, **kwargs: Any
     ) -> Scores:
-        texts = self.said(completions, prompts)
-        began = time.monotonic()
-        answers, lost = self._find(texts, self.batch_timeout)
-        left = self.batch_timeout
-        if left is not None and self.place == "anywhere":
-            left = max(0.0, left - (time.monotonic() - began))
-        rows = [
-            [] if answer is None else [(gold, answer) for gold in gold_answers(cell)]
-            for cell, answer in zip(solution, answers, strict=True)
-        ]
-        graded = self._grade([pair for row in rows for pair in row], seconds=left)
-        verdicts = [{lost[i]} if i in lost else {graded[pair] for pair in row} for i, row in enumerate(rows)]
-        counts = {name: sum(verdict in row for row in verdicts) for name, verdict in _METRICS.items()}
+        answers = self.answers(completions, prompts, kwargs.get("truncated"))
+        rows = _pairs(solution, answers)
+        graded = self._grade([pair for row in rows for pair in row], seconds=self.batch_timeout)
         none = "no_box" if self.place == "box" else "no_answer"
-        log_shares(log_metric, "", {none: answers.count(None), **counts}, len(answers))
+        cut = kwargs.get("truncated") or [False] * len(rows)
+        missing = ["unfinished" if each else none.replace("_", " ") for each in cut]
+        verdicts = [_overall([graded[pair] for pair in row], each) for row, each in zip(rows, missing, strict=True)]
+        kinds = list(map(_kind, verdicts))
+        counts = {none: answers.count(None), **{name: kinds.count(kind) for name, kind in _METRICS.items()}}
+        log_shares(log_metric, "", counts, len(answers))
         if (log_extra := kwargs.get("log_extra")) is not None:
-            # Of several golds, one of which is enough, `right` is the verdict if it is among them.
-            said = [", ".join(sorted(row & {"right"} or row)) for row in verdicts]
-            log_extra("verdict", [each or none.replace("_", " ") for each in said])
+            log_extra("verdict", verdicts)
+            if self.rules == "full":
+                log_extra("answer", answers)
         warn_late("The gradings", counts["over_budget"], len(answers), self.batch_timeout)
         self._record(verdicts)
-        return [_reward(row) for row in verdicts]
+        return self._settled(list(map(_reward, verdicts)), answers, kwargs.get("truncated"))
 
-    def answers(self, completions: Completions, prompts: Column = ()) -> list[str | None]:
-        """What is graded of each rollout; None where there is no answer."""
-        return self._find(self.said(completions, prompts), None)[0]
+    def _answer(self, text: str) -> str | None:
+        return text if self.rules == "plain" else find_answer(text, self.place)
 
     def plain(self, completions: Completions, solution: Column) -> Scores:
         """The rewards by `rules` ``plain``, whatever the rules of this object are."""
-        rows = [
-            [(gold, text) for gold in gold_answers(cell)]
-            for text, cell in zip(map(completion_text, completions), solution, strict=True)
-        ]
+        rows = _pairs(solution, list(map(completion_text, completions)))
         graded = self._grade_plain([pair for row in rows for pair in row], None)
-        return [_reward({graded[pair] for pair in row}) for row in rows]
+        return [_reward(_overall([graded[pair] for pair in row])) for row in rows]
 
     def check_golds(self, solution: Column) -> list[int]:
         """Indices of the golds to which no answer could be right: there is nothing in them, or grading them hangs.
@@ -198,12 +197,12 @@ class MathVerifyReward(AfterThought, Reward):
         """
         if len(solution) >= _MANY and all(is_sentence(gold) for cell in solution for gold in gold_answers(cell)):
             return list(range(len(solution)))
-        verdicts = self._gold_verdicts(solution)
-        notes = _notes(verdicts)
+        found = self._grade_golds(solution)
+        notes = [(i, note) for i, note in enumerate(found) if note]
         if notes:
-            shown = "; ".join(f"{str(solution[i])[:80]!r} ({note})" for i, note in list(notes.items())[:5])
-            _log.warning("%d of %d golds may not say what they mean: %s.", len(notes), len(verdicts), shown)
-        return [i for i, row in enumerate(verdicts) if row.isdisjoint({"right", "wrong", "misread", "failed"})]
+            shown = "; ".join(f"{str(solution[i])[:80]!r} ({note})" for i, note in notes[:5])
+            _log.warning("%d of %d golds may not say what they mean: %s.", len(notes), len(found), shown)
+        return [i for i, note in enumerate(found) if note is None]
 
     def gold_notes(self, solution: Column) -> dict[int, str]:
         """Golds that are graded otherwise than a reader may expect, by their index: why.
@@ -211,21 +210,23 @@ class MathVerifyReward(AfterThought, Reward):
         ``prose``: no formula; only its own text is right. ``misread``: Math-Verify alone takes it for something that
         lacks its numbers or symbols (``2x^2 + 3y^2 = d`` for 3, d being a unit); here it is graded as what it says.
         """
-        return _notes(self._gold_verdicts(solution))
+        return {i: note for i, note in enumerate(self._grade_golds(solution)) if note}
 
-    def _gold_verdicts(self, solution: Column) -> list[set[Verdict]]:
+    def _grade_golds(self, solution: Column) -> list[str | None]:
+        """For each cell a key of `_NOTES`; None if no answer could be right."""
         golds = [gold_answers(cell) for cell in solution]
         pairs = {gold: (gold, self._written(gold)) for row in golds for gold in row}
         graded = self._grade(list(pairs.values()), check=True)
-        verdicts = [{"no_gold" if _is_missing(gold) else graded[pairs[gold]] for gold in row} for row in golds]
-        self._record(verdicts)
-        return verdicts
+        verdicts = [["no_gold" if _is_missing(gold) else graded[pairs[gold]] for gold in row] for row in golds]
+        self._record(list(map(_overall, verdicts)))
+        kinds = [set(map(_kind, row)) for row in verdicts]
+        return [next((note for note, of in _NOTES.items() if not row.isdisjoint(of)), None) for row in kinds]
 
     def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Whether the two answers of each pair, contents of boxes, are the same one, by the rules of the grading."""
         given = [(gold, self._written(answer)) for gold, answer in pairs]
         graded = self._grade(given)
-        self._record([{graded[pair]} for pair in given])
+        self._record([graded[pair] for pair in given])
         return [graded[pair] == "right" for pair in given]
 
     def _written(self, answer: str) -> str:
@@ -236,26 +237,9 @@ class MathVerifyReward(AfterThought, Reward):
         """End the grading processes; they also end with the object, and with the program."""
         self._pool.close()
 
-    def _record(self, verdicts: Sequence[set[Verdict]]) -> None:
-        failed = sum("failed" in row and "right" not in row for row in verdicts)
+    def _record(self, verdicts: Sequence[Verdict]) -> None:
+        failed = verdicts.count("failed")
         self._failures.record(len(verdicts) - failed, failed)
-
-    def _find(self, texts: Sequence[str], seconds: float | None) -> tuple[list[str | None], dict[int, Verdict]]:
-        """The answers of rollouts, and verdicts on those in which Math-Verify's search for one did not end."""
-        where = self.place
-        if self.rules == "plain":
-            return list(texts), {}
-        if where != "anywhere":
-            return [find_answer(text, where) for text in texts], {}
-        marked = [marked_answer(text) for text in texts]
-        answers = [answer for _, answer in marked]
-        asked = [i for i, (is_marked, _) in enumerate(marked) if not is_marked and texts[i].strip()]
-        lost: dict[int, Verdict] = {}
-        for i, outcome in zip(asked, self._pool.run([{"text": texts[i]} for i in asked], seconds=seconds), strict=True):
-            answers[i] = outcome.value.get("answer")
-            if outcome.status != "ok":
-                lost[i] = _verdict(outcome)
-        return answers, lost
 
     def _grade_plain(self, pairs: Sequence[Pair], seconds: float | None) -> dict[Pair, Verdict]:
         """Verdicts of Math-Verify alone on pairs of a gold and a rollout."""
@@ -272,24 +256,24 @@ class MathVerifyReward(AfterThought, Reward):
         for pair in dict.fromkeys(pairs):
             if not check and same_text(*pair):
                 graded[pair] = "right"
-            elif screened(*pair) is not None:
-                graded[pair] = "screened"
+            elif (measure := screened(*pair)) is not None:
+                graded[pair] = f"screened: {measure}"
             else:
-                forms[pair] = (normal_form(pair[0]), normal_form(pair[1]))
+                gold = normal_form(pair[0])
+                forms[pair] = (gold, in_terms_of(gold, normal_form(pair[1])))
         known = self._grade_forms(dict.fromkeys(forms.values()), check, seconds)
         return {**graded, **{pair: known[form] for pair, form in forms.items()}}
 
     def _grade_forms(self, pairs: Collection[Pair], check: bool, seconds: float | None) -> dict[Pair, Verdict]:
         """Verdicts of pairs of normal forms."""
-        quick = {pair: self._quick(pair, check) for pair in pairs}
-        graded: dict[Pair, Verdict] = {pair: "right" if ok else "wrong" for pair, ok in quick.items() if ok is not None}
+        quick = {pair: self._without_worker(pair, check) for pair in pairs}
+        graded = {pair: verdict for pair, verdict in quick.items() if verdict is not None}
         if check:
             # To Math-Verify a time of day is a ratio.
-            graded.update({pair: "misread" for pair, ok in quick.items() if ok and is_time(pair[0])})
+            graded.update({pair: "misread" for pair, v in graded.items() if v == "right" and is_time(pair[0])})
         graded.update(self._verdicts.find(pair for pair in quick if pair not in graded))
         new = [pair for pair in quick if pair not in graded]
-        options: dict[str, Any] = {"refuse": list(self.refused)} if self.refused else {}
-        options |= {"check": True} if check else {}
+        options = {"refuse": list(self.refused), "check": check}
         tasks = [{"gold": gold, "answer": answer, **options} for gold, answer in new]
         outcomes = self._pool.run(tasks, seconds=seconds)
         fresh = {pair: _verdict(outcome) for pair, outcome in zip(new, outcomes, strict=True)}
@@ -297,18 +281,24 @@ class MathVerifyReward(AfterThought, Reward):
         self._verdicts.remember({pair: v for pair, v in fresh.items() if v not in ("failed", "late")})
         return {**graded, **fresh}
 
-    def _quick(self, pair: Pair, check: bool) -> bool | None:
-        """Whether a pair of normal forms is right; None where a worker has to be asked."""
+    def _without_worker(self, pair: Pair, check: bool) -> Verdict | None:
+        """The verdict on a pair of normal forms; None where a worker has to be asked."""
         gold, answer = pair
         if not check and same_text(text_form(gold), text_form(answer)):
-            return True
+            return "right"
         right = same_parts(gold, answer)
+        if right is False and gold.count(":") != answer.count(":"):
+            return "refused: colon"
         if right is None:
-            right = quick_verdict(gold, answer, any_case="case" not in self.refused)
+            right = quick_verdict(gold, answer)
+            if right and "case" in self.refused and not quick_verdict(gold, answer, any_case=False):
+                return "quirk: case"
         if right is not None:
-            return right
-        says_nothing = refused_reading(answer) or refused_reading(gold)
-        return False if says_nothing or hedged(*pair) or primes_differ(*pair) else None
+            return "right" if right else "unequal"
+        if refused_reading(gold):
+            return "prose"
+        reason = refused_reading(answer) or (hedged(*pair) and "hedged") or (primes_differ(*pair) and "prime")
+        return f"refused: {reason}" if reason else None
 
 
 def _check_rules(rules: str, answer_in: str | None, allow: Collection[str] | None) -> None:
@@ -323,23 +313,28 @@ def _check_rules(rules: str, answer_in: str | None, allow: Collection[str] | Non
 def _verdict(outcome: Outcome) -> Verdict:
     if outcome.status != "ok":
         return "failed" if outcome.failed else "timeout" if outcome.status == "timeout" else "late"
-    if outcome.value.get("misread") and outcome.value.get("verdict"):
-        return "misread"
     # If grading fails, also because memory ran out, the answer is wrong.
-    right = outcome.value.get("verdict", False)
-    return "no_gold" if right is None else "right" if right else "wrong"
+    verdict: Verdict = outcome.value.get("verdict", "unread: error")
+    return "misread" if verdict == "right" and outcome.value.get("misread") else verdict
 
 
-def _reward(verdicts: set[Verdict]) -> float | None:
-    """Of an answer that was graded against several golds; against none if it has no box."""
-    if "right" in verdicts:
-        return 1.0
-    return None if verdicts & {"failed", "late"} or verdicts == {"no_gold"} else 0.0
+def _pairs(solution: Column, answers: Sequence[str | None]) -> list[list[Pair]]:
+    """Each answer with each of its golds; none where there is no answer."""
+    cells = zip(solution, answers, strict=True)
+    return [[] if answer is None else [(gold, answer) for gold in gold_answers(cell)] for cell, answer in cells]
 
 
-def _notes(verdicts: Sequence[set[Verdict]]) -> dict[int, str]:
-    notes: dict[Verdict, str] = {"wrong": "prose", "misread": "misread"}
-    return {i: notes[name] for i, row in enumerate(verdicts) for name in ("misread", "wrong") if name in row}
+def _kind(verdict: Verdict) -> str:
+    return verdict.partition(":")[0]
+
+
+def _overall(verdicts: Sequence[Verdict], none: str = "") -> Verdict:
+    """Of an answer that was graded against several golds; `none` if it was graded against none."""
+    return min(verdicts, key=lambda verdict: (KINDS.index(_kind(verdict)), verdict), default=none)
+
+
+def _reward(verdict: Verdict) -> float | None:
+    return None if verdict in ("failed", "late", "no_gold") else float(verdict == "right")
 
 
 def _is_missing(gold: str) -> bool:

@@ -20,10 +20,13 @@ LIMITS = {
     "digits": 1_000,
     # Decimal digits of a power, a factorial or a binomial coefficient of plain numbers.
     "size": 1_000_000,
+    # Control characters that are no white space, such as NUL: no formula has them.
+    "control": 0,
 }
 
 _BRACKETS = re.compile(r"\\.|[(\[{]|[)\]}]", re.DOTALL)
 _DIGITS = re.compile(r"\d+")
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
 _EXPONENT = r"[{(]\s*(\d{1,30})\s*[})]"
 _POWER = re.compile(rf"(?<![\d.])(\d{{1,30}})\s*(?:(?:\^|\*\*)\s*{_EXPONENT}|\^\s*(\d)|\*\*\s*(\d{{1,30}}))")
 _FACTORIAL = re.compile(r"(\d{1,30})((?:[\s)}\]]*!)+)")
@@ -51,6 +54,8 @@ def measure(name: str, text: str) -> float:
         return _depth(text)
     if name == "digits":
         return max(map(len, _DIGITS.findall(text)), default=0)
+    if name == "control":
+        return len(_CONTROL.findall(text))
     return max(_powers(text), _factorials(text), _binomials(text))
 
 

@@ -1,11 +1,10 @@
 """The process that grades. Run as a script by `WorkerPool`; loads only what it needs of basis_rl, by path.
 
-The arguments of `basis_rl.rewards.math.grading.grade` in, ``{"verdict": true | false | null}`` out, null when there is
-nothing in the gold; or ``{"error": ...}``, also if memory runs out. With ``check`` also whether Math-Verify alone would
-take the gold for something else, ``"misread": true | false``.
+The arguments of `basis_rl.rewards.math.grading.grade` in, ``{"verdict": ...}`` out, in its words; or ``{"error":
+...}``, also if memory runs out. With ``check`` also whether Math-Verify alone would take the gold for something else,
+``"misread": true | false``.
 
-With ``text``, that of a rollout, and ``gold`` the verdict is Math-Verify's own; with ``text`` alone ``{"answer": text |
-null}`` is what Math-Verify finds in it.
+With ``text``, that of a rollout, and ``gold`` the verdict is Math-Verify's own.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ _HERE = Path(__file__).parent
 _loaded: dict[str, Any] = {}
 # Of CPU time, for what has time limits of its own: 5 s by the clock for each of two texts and four comparisons.
 _PLAIN_SECONDS = 40.0
+# Of Math-Verify's own verdicts.
+_WORDS = {True: "right", False: "unequal", None: "no_gold"}
 
 # Of each kind one: the tables by which ANTLR parses are built as they are needed, for a second and more of CPU time.
 _KINDS = (
@@ -49,10 +50,8 @@ def start() -> None:
 def answer(task: dict[str, Any]) -> dict[str, Any]:
     """What is asked of one pair, or of one rollout."""
     if "text" in task:
-        if "gold" not in task:
-            return {"answer": _loaded["plain_answer"](task["text"])}
         signal.setitimer(signal.ITIMER_PROF, _PLAIN_SECONDS)
-        return {"verdict": _loaded["plain_verdict"](task["gold"], task["text"])}
+        return {"verdict": _WORDS[_loaded["plain_verdict"](task["gold"], task["text"])]}
     misread = {"misread": _loaded["misread"](task["gold"])} if task.get("check") else {}
     return {"verdict": _loaded["grade"](**task), **misread}
 

@@ -44,12 +44,11 @@ def test_hostile_answers_are_wrong_and_do_not_hang_or_spoil_others(reward):
 
 
 def test_it_says_why(reward):
-    """One word for each rollout, which TRL logs beside it."""
+    """A verdict for each rollout, which TRL logs beside it; its reasons are in test_reasons.py."""
     said = {}
     answers = [r"\boxed{5}", r"\boxed{6}", "5", r"\boxed{" + HOSTILE[0] + "}"]
     reward(prompts=[], completions=answers, solution=[["5", "7"]] * 4, log_extra=said.__setitem__)
-    assert said["verdict"][:3] == ["right", "wrong", "no box"]
-    assert said["verdict"][3] in ("screened", "timeout", "wrong")
+    assert said["verdict"] == ["right", "unequal", "no box", "screened: size"]
 
 
 def test_works_off_the_main_thread(reward):

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rewards.math.places import find_answer, marked_answer
+from basis_rl.rewards.math.places import find_answer
 from basis_rl.rewards.math.rules import RULES
-from basis_rl.rewards.workers.pool import Outcome
 from tests.rewards.growth import grows_linearly
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
@@ -45,7 +44,6 @@ def test_what_is_taken(where, text, answer):
 
 
 def test_a_box_that_is_never_closed_marks_no_answer(made):
-    assert marked_answer(r"\boxed{5} is wrong, so \boxed{6") == (True, None)
     assert grade(made(answer_in="anywhere"), r"\boxed{5} is wrong, so \boxed{6", "5") == 0.0
     assert grade(made(answer_in="anywhere"), "The answer is 5, so <answer>6", "5") == 1.0
 
@@ -60,13 +58,19 @@ def test_an_answer_that_nobody_finds_is_wrong_and_counted(made):
     assert "reward/no_box" not in logged
 
 
-@pytest.mark.parametrize(("status", "score"), [("timeout", 0.0), ("crashed", None), ("over_budget", None)])
-def test_extraction_that_does_not_end_is_wrong_or_not_scored(made, monkeypatch, status, score):
-    anywhere = made(answer_in="anywhere")
-    monkeypatch.setattr(anywhere._pool, "run", lambda tasks, seconds: [Outcome(status, {}) for _ in tasks])
-    logged = {}
-    assert anywhere([], ["It is 4."], solution=["4"], log_metric=logged.__setitem__) == [score]
-    assert sum(logged[f"reward/{name}"] for name in ("timeout", "infrastructure", "over_budget")) == 1.0
+@pytest.mark.parametrize(("text", "answer"), CASES["stated"])
+def test_what_a_rollout_states_without_a_mark(text, answer):
+    assert find_answer(text, "anywhere") == answer
+    # What stood before does not matter.
+    if text:
+        assert find_answer("So $x = 17$.\n\n" + text, "anywhere") == answer
+
+
+@pytest.mark.parametrize("piece", ["1 000 ", r"\[ x ", r"\( x ", "1. ", "We see $x^2$ and 7.\n\n"])
+def test_a_rollout_of_a_megabyte_is_searched_from_its_end(made, piece):
+    """The whole of it takes Math-Verify minutes. The pairs of dollar signs at the end stay pairs."""
+    text = piece * (1_000_000 // len(piece))
+    assert grade(made(answer_in="anywhere"), f"$ {text}\nSo it is $x+33$.", "33+x") == 1.0
 
 
 THOUGHTS = {
@@ -165,14 +169,5 @@ PIECES = ("the answer is ", "$", "**", "\\(", "1", "1,", "-", "1/", "<answer>", 
 def test_time_is_linear(piece):
     for where in ("tag", "hashes", "last_line", "last_number"):
         assert grows_linearly(lambda n: find_answer(f"<answer>{piece * n}x</answer>#### {piece * n}x", where))  # noqa: B023
-    assert grows_linearly(lambda n: marked_answer(piece * n))
-
-
-def test_finding_and_grading_share_the_time_of_a_batch(made, monkeypatch):
-    anywhere = made(answer_in="anywhere", batch_timeout=50.0)
-    granted = []
-    real = anywhere._pool.run
-    monkeypatch.setattr(anywhere._pool, "run", lambda tasks, seconds: granted.append(seconds) or real(tasks))
-    assert grade(anywhere, "It is $x+31$.", "31+x") == 1.0
-    finding, grading = granted
-    assert 0 < grading < finding == 50.0
+    assert grows_linearly(lambda n: find_answer(piece * n, "anywhere"))
+    assert grows_linearly(lambda n: find_answer(f"The answer is {piece * n}", "anywhere"))

@@ -15,7 +15,7 @@ from sympy import srepr
 from basis_rl.rewards.extract import plain_number
 from basis_rl.rewards.math.grading import grade
 from basis_rl.rewards.math.quick import quick_verdict, same_text
-from basis_rl.rewards.math.reward import gold_answers
+from basis_rl.rewards.math.reward import REJECTED, gold_answers
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -210,12 +210,13 @@ def test_numerals_need_no_worker_and_the_rest_one_task_a_pair(reward, monkeypatc
     for _ in range(2):
         completions = [rf"\boxed{{{a}}}" for a in answers] * 3
         assert reward([], completions, golds * 3, metrics.__setitem__) == [0.0, 1.0, 0.0, 1.0, 1.0, 0.0] * 3
-    assert asked == [{"gold": "x^2", "answer": r"x \cdot x"}]
+    assert [(task["gold"], task["answer"]) for task in asked] == [("x^2", r"x \cdot x")]
     unhurt = dict.fromkeys((f"reward/{name}" for name in ("no_box", "timeout", "infrastructure", "over_budget")), 0.0)
-    assert metrics == {**unhurt, "reward/screened": 1 / 6}
+    unhurt |= {f"reward/rejected/{kind}": 0.0 for kind in REJECTED}
+    assert metrics == {**unhurt, "reward/screened": 1 / 6, "reward/rejected/unequal": 2 / 6}
 
 
 @pytest.mark.parametrize(("gold", "answer"), [("3", "٣"), (r"\frac{1}{8}", "\\fra\tc{1}{8}"), ("12", "1 2")])
 def test_what_only_looks_like_a_numeral_is_left_to_math_verify(gold, answer):
     assert quick_verdict(gold, answer) is None
-    assert not grade(gold, answer)
+    assert grade(gold, answer) != "right"

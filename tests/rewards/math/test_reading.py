@@ -61,7 +61,6 @@ def test_formulas_are_read(text):
 
 BESIDE = CASES["beside"]
 OTHERS = [
-    (r"5\text{ is wrong}", "unit"),
     ("1, 2, ...", "dots"),
     (r"\{x \mid x = 4\}", "builder"),
 ]

@@ -10,7 +10,7 @@ from math_verify import parse, verify
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.math.grading import grade
 from basis_rl.rewards.math.notation import normal_form
-from basis_rl.rewards.math.rules import QUIRKS, RULES, refused
+from basis_rl.rewards.math.rules import DEFAULT_QUIRKS, QUIRKS, RULES, refused
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "rewards.md"
 TABLES = json.loads(Path(__file__).with_name("answers.json").read_text())
@@ -34,9 +34,9 @@ def pairs(name):
     ("name", "gold", "answer"), [*((name, *pair) for name, _, *pair in rows("quirks")), *rows("more")]
 )
 def test_each_quirk_is_accepted_today_and_refused_by_its_name_alone(name, gold, answer):
-    assert grade(gold, answer) is True
-    assert grade(gold, answer, [name]) is False
-    assert grade(gold, answer, [other for other in QUIRKS if other != name]) is True
+    assert grade(gold, answer) == "right"
+    assert grade(gold, answer, [name]) == f"quirk: {name}"
+    assert grade(gold, answer, [other for other in QUIRKS if other != name]) == "right"
 
 
 @pytest.mark.parametrize(
@@ -45,34 +45,39 @@ def test_each_quirk_is_accepted_today_and_refused_by_its_name_alone(name, gold, 
 def test_the_rows_are_as_wide_as_described(names, gold, answer, reward):
     form = normal_form(answer)
     assert reward.equivalent([(gold, answer)]) == [True]
-    assert [quirk for quirk in QUIRKS if not grade(gold, form, [quirk])] == names.split()
+    assert [quirk for quirk in QUIRKS if grade(gold, form, [quirk]) != "right"] == names.split()
     assert answer == "banana ~= 5" or f"`{answer}`" in DOCS.read_text()
 
 
 @pytest.mark.parametrize(("gold", "answer"), rows("strict"))
 def test_what_is_right_by_any_reading_needs_no_quirk(gold, answer):
-    assert grade(gold, answer) is True
-    assert grade(gold, answer, list(QUIRKS)) is True
+    assert grade(gold, answer) == "right"
+    assert grade(gold, answer, list(QUIRKS)) == "right"
 
 
 def test_the_golds_own_text_rests_on_no_quirk():
     for *_, answer in rows("quirks"):
-        assert grade(answer, f"  {answer} ", list(QUIRKS)) is True
+        assert grade(answer, f"  {answer} ", list(QUIRKS)) == "right"
 
 
 def test_the_reward_refuses_what_is_not_allowed_and_says_so_in_its_version(reward):
-    golds = ["50", "x", "0.5", "2", "x^2-1"]
-    answers = [boxed(answer) for answer in (r"50\%", "X", r"50\%", "x=2", "(x-1)(x+1)")]
-    assert reward.version.endswith(f"rules {RULES}")
+    golds = ["50", "x", "0.5", "2", "x^2-1", r"6\text{ cm}", "110_2"]
+    answers = [boxed(answer) for answer in (r"50\%", "X", r"50\%", "x=2", "(x-1)(x+1)", r"6\text{ mm}", "110_3")]
+    others = ("other_units", "other_base")
+    assert set(DEFAULT_QUIRKS) | set(others) == set(QUIRKS)
+    some = set(DEFAULT_QUIRKS) - {"percent_as_number", "case"} | {"other_base"}
     for allow, without, expected in (
-        (None, (), [1.0, 1.0, 1.0, 1.0, 1.0]),
-        (QUIRKS, (), [1.0, 1.0, 1.0, 1.0, 1.0]),
-        (set(QUIRKS) - {"percent_as_number", "case"}, ("percent_as_number", "case"), [0.0, 0.0, 1.0, 1.0, 1.0]),
-        ([], tuple(QUIRKS), [0.0, 0.0, 0.0, 0.0, 1.0]),
+        (None, others, [1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]),
+        (DEFAULT_QUIRKS, others, [1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]),
+        (QUIRKS, (), [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        (some, ("percent_as_number", "other_units", "case"), [0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0]),
+        ([], tuple(QUIRKS), [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0]),
     ):
         chosen = MathVerifyReward(num_workers=1, allow=allow)
         assert chosen.refused == refused(allow) == without
-        assert chosen.version == reward.version + (f", without {', '.join(without)}" if without else "")
+        assert f"rules {RULES}" in chosen.version
+        assert chosen.version.endswith(f", without {', '.join(without)}" if without else f"rules {RULES}")
+        assert (chosen.version == reward.version) == (without == others)
         assert chosen([], answers, golds) == expected
     assert MathVerifyReward(allow="case").refused == tuple(name for name in QUIRKS if name != "case")
 

@@ -19,6 +19,7 @@ HOPELESS = {
     "depth": "(" * 40 + "2" + ")" * 40,
     "digits": "9" * 1_500,
     "size": "9^{9^{9}}",
+    "control": "2\x00",
 }
 FILES = ["aime24.jsonl", "aime25.jsonl", "amc23.jsonl", "math500.jsonl"]
 LONG_FILES = ["minerva_math.jsonl", "olympiadbench.jsonl", "gsm8k_test.jsonl", "gsm8k_train.jsonl", "math_train.json"]
@@ -54,6 +55,13 @@ def test_a_limit_and_twice_the_golds_measure_are_still_let_through(name, piece):
     if name != "digits":  # twice as many of them are too long
         assert screened(gold, piece * 2 * limit) is None
     assert screened(gold, piece * (2 * limit + 1)) is not None
+
+
+@pytest.mark.parametrize("code", [code for code in range(0xA0) if code < 32 or code > 126])
+def test_a_control_character_that_is_no_white_space_screens(code):
+    answer = f"x+{chr(code)}1"
+    assert screened("x+1", answer) == (None if chr(code).isspace() else "control")
+    assert screened(answer, answer) is None
 
 
 @pytest.mark.parametrize("file", [*FILES, *(pytest.param(name, marks=pytest.mark.long) for name in LONG_FILES)])

@@ -55,7 +55,9 @@ def broken(monkeypatch):
     reward = MathVerifyReward(num_workers=1)
 
     def run(tasks, **given):
-        return [Outcome("starved", {}) if "9" in task["answer"] else Outcome("ok", {"verdict": True}) for task in tasks]
+        return [
+            Outcome("starved", {}) if "9" in task["answer"] else Outcome("ok", {"verdict": "right"}) for task in tasks
+        ]
 
     monkeypatch.setattr(reward._pool, "run", run)
     return reward
@@ -88,7 +90,7 @@ def test_whose_failure_counts(broken, monkeypatch):
 
 def test_a_failed_grading_is_tried_anew_the_next_time(broken, monkeypatch):
     assert broken([], [r"\boxed{x_9}"], ["y"]) == [None]
-    monkeypatch.setattr(broken._pool, "run", lambda tasks, **given: [Outcome("ok", {"verdict": True})] * len(tasks))
+    monkeypatch.setattr(broken._pool, "run", lambda tasks, **given: [Outcome("ok", {"verdict": "right"})] * len(tasks))
     assert broken([], [r"\boxed{x_9}"], ["y"]) == [1.0]
 
 
@@ -100,7 +102,7 @@ def test_what_is_over_the_budget_of_its_batch_is_not_scored_counted_and_said_and
     def run(tasks, **options):
         given.update(options)
         late = [Outcome("over_budget", {})] * (len(tasks) - 1)
-        return [Outcome("ok", {"verdict": True}), *late]
+        return [Outcome("ok", {"verdict": "right"}), *late]
 
     monkeypatch.setattr(broken._pool, "run", run)
     answers, metrics = [rf"\boxed{{x_{i}}}" for i in range(20)], {}
