@@ -46,14 +46,10 @@ def known(found: Any, prompt_ids: list[str]) -> Any:
         found.trackers = {name: (a, b, 0.0) for name, a, b in zip(prompt_ids, alpha, beta, strict=True)}
         return found
     shape = (len(found.drifts), count)
-    state = found.state_dict()
-    state |= {
-        "prompt_ids": prompt_ids,
-        "mean": torch.randn(shape, generator=generator, dtype=torch.float64),
-        "variance": torch.rand(shape, generator=generator, dtype=torch.float64),
-        "last_seen": torch.zeros(count, dtype=torch.float64),
-        "shift_variance": 0.1,
-    }
+    mean = torch.randn(shape, generator=generator, dtype=torch.float64)
+    variance = torch.rand(shape, generator=generator, dtype=torch.float64)
+    table = torch.cat([mean, variance, torch.zeros((1, count), dtype=torch.float64)]).T.contiguous()
+    state = {**found.state_dict(), "prompt_ids": prompt_ids, "table": table, "shift_variance": 0.1}
     found.load_state_dict(state)
     return found
 

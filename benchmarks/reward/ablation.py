@@ -3,7 +3,8 @@ r"""Which rules of the grading change verdicts, and is a right answer of Math-Ve
     python -m benchmarks.reward.ablation [--size 400] [--quick]
 
 Golds of the data folder are written in natural renderings (right answers) and put into the templates of
-`benchmarks.reward.hacking` (wrong ones); the cases of tests/rewards/math are added. Every rule is then switched off in
+`benchmarks.reward.hacking` (wrong ones); the cases of tests/rewards/math and the rollouts of `benchmarks.reward.styles`
+are added. Every rule is then switched off in
 turn, and the verdicts that change are counted: ``lost`` right answers that only score with it, and ``free`` wrong ones
 that only it refuses; ``harm`` are the right answers that score without it. A rule is a regular expression of a module
 of `basis_rl.rewards.math`, an entry of one of its tables of rewrites, or a reason to refuse.
@@ -37,21 +38,24 @@ from unittest.mock import patch
 
 from math_verify import parse, verify
 
-from basis_rl.rewards import MathVerifyReward
+from basis_rl.rewards import MathVerifyReward, gold_answer
 from basis_rl.rewards.extract import last_boxed, plain_number
-from basis_rl.rewards.math import grading, latex, notation, quick, reading
+from basis_rl.rewards.math import grading, latex, notation, quick, reading, spelled
+from basis_rl.rewards.math.places import find_answer
 from basis_rl.rewards.math.quick import same_text
 from basis_rl.rewards.math.screen import screened
+from basis_rl.rewards.thought import after_thought
 from benchmarks.common import save
+from benchmarks.reward import styles
 from benchmarks.reward.cases import DATA, FEW, reward_parser
 from benchmarks.reward.hacking import accepted_by, all_golds, pairs
 
 _TESTS = Path(__file__).parents[2] / "tests" / "rewards" / "math"
-_MODULES = (notation, quick, reading, latex, grading)
+_MODULES = (notation, spelled, quick, reading, latex, grading)
 _NEVER = re.compile(r"(?!)")
 # Of the expressions of the grading processes those that are rules; the others say what a word or a number is.
 _OF_LATEX = (
-    "_DERIVATIVE", "_INDEXED", "_NAMED", "_TEXT_NAME", "_GAMMA", "SIGNS", "MODULUS", "_IMAGINARY", "_WORDS", "_MIXED",
+    "_INDEXED", "_NAMED", "_GAMMA", "SIGNS", "MODULUS", "_IMAGINARY", "_WORDS", "_MIXED",
 )  # fmt: skip
 Pair = tuple[str, str]
 
@@ -138,7 +142,20 @@ def chosen_pairs(golds: list[str], size: int, seed: int, tests: bool = True) -> 
         rows += [row for name in (word, f"{word}_here") for row in tables[name]["rows"]]
         found = {(gold, answer): right for gold, *answers in rows for answer in answers}
         table |= {pair: right for pair, right in found.items() if r"\boxed" not in "".join(pair)}
+    table |= {pair: right for pair, right in rollouts().items() if r"\boxed" not in "".join(pair)}
     return table
+
+
+def rollouts() -> dict[Pair, bool]:
+    """The answers in the rollouts of `benchmarks.reward.styles`, and whether a reader takes them as right."""
+    found: dict[Pair, bool] = {}
+    for path in styles.FILES:
+        for row in map(json.loads, path.read_text().splitlines()):
+            gold = styles.golds(DATA, row["set"])[row["row"]] if row["set"] else gold_answer(row["gold"])
+            answer = find_answer(after_thought(row["completion"]), "anywhere")
+            if answer:
+                found[gold, answer] = row["right"]
+    return found
 
 
 class Grader:
@@ -156,8 +173,10 @@ class Grader:
         gold, answer = pair
         if same_text(gold, answer) or screened(gold, answer):
             return gold, answer, screened(gold, answer) is None
-        forms = notation.normal_form(gold), notation.normal_form(answer)
-        return *forms, self.reward._quick(forms, False)
+        form = notation.normal_form(gold)
+        forms = form, reading.in_terms_of(form, notation.normal_form(answer))
+        quickly = self.reward._without_worker(forms, False)
+        return *forms, None if quickly is None else quickly == "right"
 
     def graded(self, forms: Pair, rule: str = "") -> bool:
         """Math-Verify's part of the verdict; `rule` names what is switched off in it."""
@@ -166,7 +185,7 @@ class Grader:
             latex.readings.cache_clear()
             with _alarm(self.seconds):
                 self.known[key] = False
-                self.known[key] = bool(grading.grade(*forms))
+                self.known[key] = grading.grade(*forms, refuse=self.reward.refused) == "right"
         return self.known[key]
 
     def verdict(self, pair: Pair) -> bool:
@@ -204,9 +223,12 @@ def rules() -> dict[str, Any]:
     rows = notation._REWRITES
     for i, (pattern, _) in enumerate(rows):
         found[f"rewrite {i}: {pattern.pattern}"] = patch.object(notation, "_REWRITES", (*rows[:i], *rows[i + 1 :]))
-    for reason in ("beside", "dots", "builder", "unit"):
+    phrases = spelled._PHRASES
+    for i, (pattern, _) in enumerate(phrases):
+        found[f"phrase {i}: {pattern.pattern}"] = patch.object(spelled, "_PHRASES", (*phrases[:i], *phrases[i + 1 :]))
+    for reason in ("beside", "dots", "builder"):
         found[f"refused: {reason}"] = _without(reading, "refused_reading", reason)
-    for reason in ("chain", "interval", "infinity", "currency", "approximation", "symbol", "near"):
+    for reason in ("chain", "interval", "infinity", "modulus", "approximation", "symbol", "near"):
         found[f"unsound: {reason}"] = _without(grading, "_unsound", reason)
     for name in ("hedged", "primes_differ"):
         found[name] = patch(f"basis_rl.rewards.math.reward.{name}", lambda gold, answer: False)

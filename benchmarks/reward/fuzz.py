@@ -134,14 +134,14 @@ def contradicted(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     wrong = []
     for entry in found:
         here = quick_verdict(entry["gold"], entry["answer"])
-        if entry["status"] == "ok" and here is not None and here is not entry.get("verdict", False):
+        if entry["status"] == "ok" and here is not None and here is not (entry.get("verdict") == "right"):
             wrong.append({**entry, "here": here})
     return wrong
 
 
 def lost(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Answers that are screened although Math-Verify says that they are right."""
-    return [e for e in found if e.get("verdict") is True and screened(e["gold"], e["answer"])]
+    return [e for e in found if e.get("verdict") == "right" and screened(e["gold"], e["answer"])]
 
 
 def most(found: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:

@@ -31,8 +31,10 @@ from typing import Any
 from tqdm import tqdm
 
 from basis_rl.rewards import MathVerifyReward, last_boxed
+from basis_rl.rewards.choice import boxed_letter
 from basis_rl.rewards.extract import plain_number
 from basis_rl.rewards.math.notation import normal_form
+from basis_rl.rewards.math.reading import _OPTION
 from benchmarks.common import save
 from benchmarks.reward.cases import DATA, FEW, reward_parser
 
@@ -333,7 +335,9 @@ def accepted_by(template: Template, gold: Gold) -> str | None:
         return template.row
     if template.right(gold):
         return "right"
-    return None
+    answer = last_boxed(template.fill(gold) or "")
+    # What stands behind the letter of an option is taken for the option's text.
+    return "option" if _OPTION.fullmatch(normal_form(gold.text)) and boxed_letter(answer or "") else None
 
 
 def run(reward: Any, chosen: list[tuple[Template, Gold, str]], progress: Path | None = None) -> dict[str, Any]:

@@ -2,11 +2,15 @@
 
     python -m benchmarks.reward.speed [--quick]
 
-There are 4,096 rollouts for the golds of MATH-500. Both rewards get the golds bare and, in addition, in boxes, which
-TRL reads best. The two alternate, with the other one first in each round: TRL's function; ours as a new object (its
-processes start, then all rollouts are graded with nothing cached), and once more with everything cached. TRL grades in
-its own process, on one core; ours uses ``--workers``. Ratios are of wall-clock time in one round, TRL / ours: ``cold``
-without the start, ``from_nothing`` with it, ``warm`` with everything cached.
+First, up to 4,096 rollouts for the golds of MATH-500 of which no two have the same gold and answer: TRL's function and
+ours with one worker, in turns, by the clock and in processor time (``unrepeated``). On a busy machine, trust the ratio
+of processor times.
+
+Then there are 4,096 rollouts in which few answers are new. Both rewards get the golds bare and, in addition, in boxes,
+which TRL reads best. The two alternate, with the other one first in each round: TRL's function; ours as a new object
+(its processes start, then all rollouts are graded with nothing cached), and once more with everything cached. TRL
+grades in its own process, on one core; ours uses ``--workers``. Ratios are of wall-clock time in one round, TRL / ours:
+``cold`` without the start, ``from_nothing`` with it, ``warm`` with everything cached.
 
 Every difference between verdicts is counted under the reason that `reason` gives. A difference without a reason makes
 the benchmark fail.
@@ -23,6 +27,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+import psutil
 
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.extract import last_boxed, plain_number
@@ -86,6 +92,49 @@ def ours(texts: list[str], golds: list[str], workers: int) -> tuple[dict[str, fl
     return row, [cold, warm]
 
 
+def unrepeated(golds: list[str], size: int, seed: int) -> list[Case]:
+    """Up to `size` cases; no two have the same gold and answer."""
+    known = {(case.gold, last_boxed(case.completion)): case for case in cases(golds, 8 * size, seed)}
+    return list(known.values())[:size]
+
+
+def compare_unrepeated(batch: list[Case], rounds: int, trl: Any) -> dict[str, Any]:
+    """Seconds of TRL and of ours with one started worker and an empty cache, by the clock and of processor time."""
+    texts = [case.completion for case in batch]
+    talks = [[{"role": "assistant", "content": text}] for text in texts]
+    golds = [rf"\boxed{{{case.gold}}}" for case in batch]
+    rows: list[dict[str, float]] = []
+    for number in range(rounds):
+        row: dict[str, float] = {}
+        for side in ("trl", "ours") if number % 2 == 0 else ("ours", "trl"):
+            began = time.process_time()
+            if side == "trl":
+                row["trl"], _ = timed(partial(trl, talks, golds))
+                row["trl_cpu"] = time.process_time() - began
+                continue
+            reward = MathVerifyReward(num_workers=1, batch_timeout=None)
+            reward.equivalent([("x+1", "1+x")])
+            before = worker_seconds()
+            row["ours"], _ = timed(partial(reward, [], texts, golds))
+            row["ours_cpu"] = time.process_time() - began + worker_seconds() - before
+            reward.close()
+        rows.append(row)
+        print(f"unrepeated, round {number}: " + ", ".join(f"{k} {v:.2f} s" for k, v in row.items()), flush=True)
+    found = {
+        "clock": spread([row["trl"] / row["ours"] for row in rows]),
+        "processor": spread([row["trl_cpu"] / row["ours_cpu"] for row in rows]),
+    }
+    for name, ratio in found.items():
+        print(f"TRL / ours, {len(batch)} unrepeated rollouts, {name}: {ratio}", flush=True)
+    return {"size": len(batch), "seconds": rows, "ratios": found}
+
+
+def worker_seconds() -> float:
+    """Processor time of all processes that this one has started and that still run."""
+    times = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
+    return sum(each.user + each.system for each in times)
+
+
 def ratios(rows: list[dict[str, float]]) -> dict[str, dict[str, float]]:
     """TRL's seconds divided by ours, over the rounds."""
     return {
@@ -103,6 +152,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     from trl.rewards import accuracy_reward
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)
+    distinct = unrepeated(golds_of(options), options.size, options.seed)
+    first = compare_unrepeated(distinct, options.rounds, accuracy_reward)
     batch = cases(golds_of(options), options.size, options.seed)
     texts = [case.completion for case in batch]
     talks = [[{"role": "assistant", "content": text}] for text in texts]
@@ -128,6 +179,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "size": options.size,
         "workers": options.workers,
         "seed": options.seed,
+        "unrepeated": first,
         "seconds": rows,
         "ratios": {form: ratios(entries) for form, entries in rows.items()},
         "same_in_every_round": stable,

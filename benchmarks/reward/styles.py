@@ -3,10 +3,13 @@
     python -m benchmarks.reward.styles [FILE.jsonl ...]
 
 A row of a file is ``{"set", "row", "style", "completion", "right"}``: a rollout for the problem in row ``row`` of the
-data set ``set``, and whether a reader takes it as right. Three graders judge it: ours (``full``, with ``--answer_in``),
-ours with ``rules: plain``, and ``math_verify.verify(parse(gold), parse(rollout))`` in this process, with the gold as it
-is in the data set. Recall is the share of right rollouts that are accepted; precision is the share of accepted ones
-that are right.
+data set ``set``, and whether a reader takes it as right; ``gold`` where the row is of no data set. Three graders judge
+it: ours (``full``, with ``--answer_in``, behind the thought), ours with ``rules: plain``, and
+``math_verify.verify(parse(gold), parse(rollout))`` in this process, with the gold as it is in the data set. Recall is
+the share of right rollouts that are accepted; precision is the share of accepted ones that are right.
+
+``styles_*`` are rollouts as models write them, ``hard_*`` are meant to be hard: half of their rows are a notation or a
+trap of their own. Nobody who wrote them knew the rules, and nobody who wrote the rules has read ``BLIND``.
 
 Results: ``benchmarks/results/reward_styles.json``.
 """
@@ -29,7 +32,8 @@ from basis_rl.text import markdown_table
 from benchmarks.common import save
 from benchmarks.reward.cases import DATA, reward_parser
 
-FILES = [Path(__file__).with_name(name) for name in ("styles_a.jsonl", "styles_b.jsonl")]
+FILES = sorted(Path(__file__).parent.glob("*.jsonl"))
+BLIND = ("styles_c", "hard_b")
 
 
 @cache
@@ -54,8 +58,8 @@ def shares(right: Sequence[bool], accepted: Sequence[bool]) -> dict[str, float |
 def graded(rows: Sequence[dict[str, Any]], folder: Path, workers: int, answer_in: Any) -> dict[str, list[bool]]:
     """What each grader accepts."""
     texts = [row["completion"] for row in rows]
-    expected = [golds(folder, row["set"])[row["row"]] for row in rows]
-    full = MathVerifyReward(num_workers=workers, batch_timeout=None, answer_in=answer_in)
+    expected = [golds(folder, row["set"])[row["row"]] if row["set"] else gold_answer(row["gold"]) for row in rows]
+    full = MathVerifyReward(num_workers=workers, batch_timeout=None, answer_in=answer_in, after_think=True)
     scores = {"full": full([], texts, solution=expected), "plain": full.plain(texts, expected)}
     full.close()
     found = {name: [score == 1.0 for score in given] for name, given in scores.items()}
@@ -66,25 +70,25 @@ def graded(rows: Sequence[dict[str, Any]], folder: Path, workers: int, answer_in
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run the benchmark; returns its results."""
     parser = reward_parser(__doc__, "folder of the data sets")
-    parser.add_argument("files", nargs="*", type=Path, help="rows, as JSON lines (styles_a.jsonl and styles_b.jsonl)")
+    parser.add_argument("files", nargs="*", type=Path, help="rows, as JSON lines (those of this folder)")
     parser.add_argument("--answer_in", default="anywhere", help="where `full` looks for the answer (anywhere)")
     options = parser.parse_args(argv)
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    rows = [json.loads(line) for path in options.files or FILES for line in path.read_text().splitlines() if line]
-    accepted = graded(rows, options.data or DATA, options.workers, options.answer_in)
-    styles = {"all": rows, **{s: [r for r in rows if r["style"] == s] for s in sorted({r["style"] for r in rows})}}
-    results: dict[str, Any] = {"rows": len(rows), "answer_in": options.answer_in, "styles": {}}
-    for style, chosen in styles.items():
-        at = [i for i, row in enumerate(rows) if style in ("all", row["style"])]
-        right = [bool(row["right"]) for row in chosen]
-        found = {name: shares(right, [given[i] for i in at]) for name, given in accepted.items()}
-        results["styles"][style] = {"rows": len(chosen), "right": sum(right), **found}
+    paths = options.files or FILES
+    rows = [(path.stem, json.loads(line)) for path in paths for line in path.read_text().splitlines() if line]
+    accepted = graded([row for _, row in rows], options.data or DATA, options.workers, options.answer_in)
+    results: dict[str, Any] = {"rows": len(rows), "answer_in": options.answer_in, "blind": BLIND, "sets": {}}
+    for name in [path.stem for path in paths]:
+        at = [i for i, (of, _) in enumerate(rows) if of == name]
+        right = [bool(rows[i][1]["right"]) for i in at]
+        found = {grader: shares(right, [given[i] for i in at]) for grader, given in accepted.items()}
+        results["sets"][name] = {"rows": len(at), "right": sum(right), **found}
     names = list(accepted)
     lines = [
-        [style, entry["rows"], entry["right"], *(_shown(entry[name]) for name in names)]
-        for style, entry in results["styles"].items()
+        [name, entry["rows"], entry["right"], *(_shown(entry[grader]) for grader in names)]
+        for name, entry in results["sets"].items()
     ]
-    print(markdown_table(lines, ["style", "rows", "right", *(f"{name}: recall, precision" for name in names)]))
+    print(markdown_table(lines, ["set", "rows", "right", *(f"{name}: recall, precision" for name in names)]))
     if not options.files and not options.quick:
         save("reward_styles", results)
     return {**results, "accepted": accepted}
