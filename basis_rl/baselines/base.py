@@ -9,7 +9,10 @@ batch like any other field, and only says which network, and what its loss is on
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +30,8 @@ TokenLevel = Literal["never", "with_kl", "always"]
 class Baseline(ABC):
     """How the advantage of a rollout is estimated: ``A = (r - b) / s``. Batches and advantages are on the CPU.
 
-    Subclasses implement `advantages`; those with state also `update`, `state_dict` and `load_state_dict`.
+    Subclasses implement `advantages`; those with state also `update`, and `kept` or
+    `state_dict` and `load_state_dict`.
 
     Class attributes:
         requires: optional fields of `RolloutBatch` that it reads: ``{"energies", "greedy_rewards", ...}``. An object's
@@ -46,6 +50,8 @@ class Baseline(ABC):
         token_level: when its advantages are ``(N, T)``, one of each token: never, only with KL in the reward, or
             always. Objectives that would average them away are refused with it. An object's own may depend on its
             parameters.
+        kept: the attributes that are the state, such as ``("step", "range.ends")``: tensors, numbers, strings, and
+            lists, tuples and dicts of numbers and strings.
     """
 
     requires: frozenset[str] = frozenset()
@@ -55,6 +61,7 @@ class Baseline(ABC):
     reads_kl: bool = False
     scales: bool = False
     token_level: TokenLevel = "never"
+    kept: tuple[str, ...] = ()
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -76,8 +83,8 @@ class Baseline(ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors, numbers and strings from which `load_state_dict` restores the object exactly."""
-        return {}
+        """Tensors, numbers and strings from which `load_state_dict` restores the object exactly: what is `kept`."""
+        return {name: _copied(operator.attrgetter(name)(self)) for name in self.kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`'s result.
@@ -85,7 +92,14 @@ class Baseline(ABC):
         Raises:
             ValueError: on a missing or an unexpected key.
         """
-        check_state_keys(self, state, expected=())
+        check_state_keys(self, state, expected=self.state_dict())
+        for name in self.kept:
+            *path, last = name.split(".")
+            setattr(functools.reduce(getattr, path, self), last, _copied(state[name]))
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else copy.copy(value)
 
 
 @dataclass(frozen=True, kw_only=True)

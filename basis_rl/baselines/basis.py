@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import check_state_keys, less_baseline, scorable_rows, where_scorable
+from basis_rl.baselines.base import less_baseline, scorable_rows, where_scorable
 from basis_rl.baselines.optimal import Target, TargetedBaseline
 from basis_rl.functional.basis import Weighting, beta_grid, cross_entropy, mean_squared_error, refine
 from basis_rl.functional.diagnostics import mean_by
@@ -64,6 +64,7 @@ class Basis(TargetedBaseline):
     """
 
     uses_own_reward = True
+    kept = ("curve", "optimal.moments")
     ON_MISSING: ClassVar[dict[str, str]] = {
         "values": "the folder of a value table, which `basis-rl values RECIPE` builds. `basis_history` learns the "
         "values during training and needs no table."
@@ -131,14 +132,6 @@ class Basis(TargetedBaseline):
             self.optimal.learn(low + (high - low) * value, rewards, batch, (low, high))
         # Older batches fade, because the policy that they came from has changed.
         self.curve = _FORGETTING * self.curve + candidates.over_grid(candidates.cross_entropy)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"curve": self.curve.clone(), "moments": self.optimal.moments.clone()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state_keys(self, state, ("curve", "moments"))
-        self.curve = state["curve"].clone()
-        self.optimal.moments = state["moments"].clone()
 
     def _candidates(self, batch: RolloutBatch) -> tuple[_Candidates, Tensor]:
         """The batch under any beta, and the reference policy's values ``(N,)``."""

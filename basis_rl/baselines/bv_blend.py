@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import check_state_keys, less_baseline, scorable_rows, where_scorable
-from basis_rl.baselines.optimal import Target, TargetedBaseline
-from basis_rl.baselines.reward_range import RewardRange
+from basis_rl.baselines.base import less_baseline, scorable_rows, where_scorable
+from basis_rl.baselines.optimal import Target
+from basis_rl.baselines.reward_range import RangedBelief
 from basis_rl.clusters import PromptClusters
 from basis_rl.functional.segments import group_mean, leave_one_out_mean, segment_count
 from basis_rl.registry import check_choice
@@ -21,11 +21,10 @@ from basis_rl.types import Advantages, RolloutBatch, RunContext
 Confidence = Literal["sem", "count", "scale"]
 Map = Literal["exp", "inverse", "linear"]
 Variance = Literal["shrunk", "paper"]
-_COLUMNS = ("m1", "m2", "mass")
 _logger = logging.getLogger(__name__)
 
 
-class BVBlend(TargetedBaseline):
+class BVBlend(RangedBelief):
     """``A = (r - b) / (s + eps)`` with baseline and variance blended from two sources (BV-Blend, Eqs. 10, 11).
 
     ``b = w mu_hist + (1 - w) mu_G`` and ``s^2 = w v_hist + (1 - w) sigma_G^2``: mean and variance (ddof = 0) of the
@@ -67,6 +66,7 @@ class BVBlend(TargetedBaseline):
     """
 
     uses_own_reward = True
+    kept = ("history", "range.ends", "optimal.moments")
     ON_MISSING: ClassVar[dict[str, str]] = {"clusters": "the folder that `basis-rl clusters RECIPE` writes."}
     scales = True
 
@@ -94,6 +94,7 @@ class BVBlend(TargetedBaseline):
         check_choice("bv_blend", "variance", variance, Variance)
         if isinstance(clusters, (str, Path)):
             clusters = PromptClusters.load(clusters)
+        super().__init__("bv_blend")
         self._set_target("bv_blend", target)
         self.clusters = clusters if isinstance(clusters, PromptClusters) else PromptClusters(clusters)
         self.requires = frozenset({"prompt_texts"} if self.clusters.needs_texts else ())
@@ -107,14 +108,9 @@ class BVBlend(TargetedBaseline):
         self.variance = variance
         # Cluster -> m1, m2, N.
         self.history: dict[int, tuple[float, float, float]] = {}
-        self.range = RewardRange("bv_blend")
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        return self.range.span
 
     def validate(self, run: RunContext) -> None:
-        self.range.declare(run.reward_range)
+        super().validate(run)
         missing = [prompt_id for prompt_id in run.prompts if prompt_id not in self.clusters]
         if not missing:
             return
@@ -200,8 +196,7 @@ class BVBlend(TargetedBaseline):
         return m1.clone(), (m2 - m1**2).clamp(min=0.0)
 
     def update(self, batch: RolloutBatch) -> None:
-        widened = self.range.widen(batch.rewards)
-        if widened is not None:
+        if widened := self.range.widen(batch.rewards):
             self.optimal.rescale(*widened)
         if self.range.known:
             self.optimal.learn(self._blend(batch)[-1], batch.rewards, batch, self.reward_range)
@@ -217,17 +212,3 @@ class BVBlend(TargetedBaseline):
                 self.history[cluster] = (m1, m2, mass)
             else:
                 self.history[cluster] = (mean, mean**2 + self.prior_variance, self.prior_mass)
-
-    def state_dict(self) -> dict[str, Any]:
-        seen = sorted(self.history)
-        moments = torch.tensor([self.history[k] for k in seen], dtype=torch.float64).reshape(-1, 3)
-        columns = {name: moments[:, k].clone() for k, name in enumerate(_COLUMNS)}
-        kept_range = {"reward_range": self.range.ends, "moments": self.optimal.moments.clone()}
-        return {"cluster": seen, **kept_range, **columns}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state_keys(self, state, ("cluster", "reward_range", "moments", *_COLUMNS))
-        self.range.ends = state["reward_range"]
-        self.optimal.moments = state["moments"].clone()
-        rows = zip(*(state[name].tolist() for name in _COLUMNS), strict=True)
-        self.history = dict(zip(state["cluster"], rows, strict=True))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, CenterScale, check_state_keys, returns, scorable_rows
+from basis_rl.baselines.base import Baseline, CenterScale, returns, scorable_rows
 from basis_rl.functional.segments import group_mean, group_std, leave_one_out_mean, segment_count
 from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch
@@ -366,6 +365,7 @@ class Ebpo(CenterScale):
     min_group_size: int = 2
     uses_own_reward: bool = True
     scales: bool = True
+    kept = ("rewards", "means")
 
     def __init__(self, eps: float = 1e-6) -> None:
         if not eps > 0:
@@ -403,11 +403,3 @@ class Ebpo(CenterScale):
 
     def update(self, batch: RolloutBatch) -> None:
         self.rewards, self.means = self._moments(returns(batch), batch.group_ids)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"rewards": list(self.rewards), "means": list(self.means)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state_keys(self, state, ("rewards", "means"))
-        self.rewards = tuple(state["rewards"])
-        self.means = tuple(state["means"])

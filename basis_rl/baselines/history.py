@@ -13,7 +13,7 @@ from torch import Tensor
 
 from basis_rl.baselines.base import check_state_keys, less_baseline, where_scorable, with_room
 from basis_rl.baselines.optimal import Target
-from basis_rl.baselines.reward_range import TableBelief
+from basis_rl.baselines.reward_range import RangedBelief
 from basis_rl.functional import history as equations
 from basis_rl.functional.regression import hashed_words, logistic_posterior, predicted_logits
 from basis_rl.registry import check_choice
@@ -33,7 +33,7 @@ _WINDOW = 4096
 NO_TEXTS: Mapping[str, str] = {}
 
 
-class BasisHistory(TableBelief):
+class BasisHistory(RangedBelief):
     """``A_i = r_i - b(V_i)``, ``V_i`` from a belief about prompt i that every reward of the run has sharpened.
 
     Each prompt has a belief with mean ``m_i`` and variance ``v_i`` about the logit of its value, which begins at the
@@ -77,6 +77,8 @@ class BasisHistory(TableBelief):
     Raises:
         ValueError: a parameter out of its range, or a table that cannot be read.
     """
+
+    kept = ("log_weights", "shift_mean", "shift_variance", "step", "range.ends", "optimal.moments")
 
     def __init__(
         self,
@@ -131,12 +133,10 @@ class BasisHistory(TableBelief):
             mean = torch.logit(p)
             variance = 1.0 / ((self.values.counts(prompt_ids) + 2 * smoothing) * p * (1 - p))
         drifts = len(self.drifts)
-        self._set_beliefs(prompt_ids, mean.repeat(drifts, 1), variance.repeat(drifts, 1), torch.zeros(len(mean)))
-
-    def _set_beliefs(self, prompt_ids: Sequence[str], mean: Tensor, variance: Tensor, last_seen: Tensor) -> None:
-        """Fill the table, a row per prompt: ``mean_d, variance_d, last_seen``. It has spare rows (`with_room`)."""
-        self._row = {prompt_id: row for row, prompt_id in enumerate(prompt_ids)}
-        self._table = torch.cat([mean, variance, last_seen[None]]).double().T.contiguous()
+        self._row = _rows(prompt_ids)
+        # A row per prompt: ``mean_d, variance_d``, and the step at which it was last seen. It has room (`with_room`).
+        known = [mean.repeat(drifts, 1), variance.repeat(drifts, 1), torch.zeros_like(mean)[None]]
+        self._table = torch.cat(known).T.contiguous()
 
     @property
     def mean(self) -> Tensor:
@@ -147,11 +147,6 @@ class BasisHistory(TableBelief):
     def variance(self) -> Tensor:
         """``(D, P)`` variances of `mean` as they were when the prompts were last seen."""
         return self._table[: len(self._row), len(self.drifts) : -1].T
-
-    @property
-    def last_seen(self) -> Tensor:
-        """``(P,)`` float64, the step at which each prompt was seen last."""
-        return self._table[: len(self._row), -1]
 
     def validate(self, run: RunContext) -> None:
         super().validate(run)
@@ -264,8 +259,7 @@ class BasisHistory(TableBelief):
     def update(self, batch: RolloutBatch) -> None:
         if self.text_prior is not None:
             self.text_prior.meet(_texts(batch))
-        widened = self.range.widen(batch.rewards)
-        if widened is not None:
+        if widened := self.range.widen(batch.rewards):
             self._rescale(*widened)
         rewards = self.range.scaled(batch.rewards)
         mean, variance, _ = self._belief(batch.prompt_ids)
@@ -338,19 +332,9 @@ class BasisHistory(TableBelief):
         self._table[rows] = torch.cat([mean, variance, seen]).T
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "prompt_ids": list(self._row),
-            "mean": self.mean.clone(memory_format=torch.contiguous_format),
-            "variance": self.variance.clone(memory_format=torch.contiguous_format),
-            "last_seen": self.last_seen.clone(),
-            "log_weights": self.log_weights.clone(),
-            "shift_mean": self.shift_mean,
-            "shift_variance": self.shift_variance,
-            "step": self.step,
-            "text_prior": self.text_prior.state_dict() if self.text_prior is not None else None,
-            "reward_range": self.range.ends,
-            "moments": self.optimal.moments.clone(),
-        }
+        told = self.text_prior.state_dict() if self.text_prior is not None else None
+        known = {"prompt_ids": list(self._row), "table": self._table[: len(self._row)].clone()}
+        return {**super().state_dict(), **known, "text_prior": told}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_state_keys(self, state, self.state_dict())
@@ -360,13 +344,13 @@ class BasisHistory(TableBelief):
             raise ValueError(f"The state was saved with another `{key}`: give the one that the run was started with.")
         if self.text_prior is not None:
             self.text_prior.load_state_dict(state["text_prior"])
-        self._set_beliefs(*(state[name] for name in ("prompt_ids", "mean", "variance", "last_seen")))
-        self.log_weights = state["log_weights"].clone()
-        self.shift_mean = float(state["shift_mean"])
-        self.shift_variance = float(state["shift_variance"])
-        self.step = int(state["step"])
-        self.range.ends = state["reward_range"]
-        self.optimal.moments = state["moments"].clone()
+        super().load_state_dict(state)
+        self._row = _rows(state["prompt_ids"])
+        self._table = state["table"].clone()
+
+
+def _rows(prompt_ids: Sequence[str]) -> dict[str, int]:
+    return {prompt_id: row for row, prompt_id in enumerate(prompt_ids)}
 
 
 def _texts(batch: RolloutBatch) -> Mapping[str, str]:

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import (
-    Baseline,
-    CenterScale,
-    TokenLevel,
-    check_state_keys,
-    less_baseline,
-    returns,
-    scorable_rows,
-    where_scorable,
-)
+from basis_rl.baselines.base import Baseline, CenterScale, less_baseline, returns, scorable_rows, where_scorable
 from basis_rl.baselines.optimal import Target, TargetedBaseline
 from basis_rl.functional.gae import reward_to_go
 from basis_rl.functional.segments import group_mean, segment_count
@@ -49,6 +39,7 @@ class BatchMean(CenterScale, TargetedBaseline):
     """
 
     uses_own_reward: bool = True
+    kept = ("optimal.moments",)
 
     def __init__(self, target: Target = "value") -> None:
         self._set_target("batch_mean", target, degree=0)
@@ -66,13 +57,6 @@ class BatchMean(CenterScale, TargetedBaseline):
 
     def update(self, batch: RolloutBatch) -> None:
         self.optimal.learn(batch.rewards.double(), returns(batch), batch)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"moments": self.optimal.moments.clone()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state_keys(self, state, ("moments",))
-        self.optimal.moments = state["moments"].clone()
 
 
 class WReinforce(CenterScale):
@@ -120,7 +104,7 @@ class ReinforcePP(Baseline):
     uses_own_reward: bool = True
     reads_kl: bool = True
     scales: bool = True
-    token_level: TokenLevel = "with_kl"
+    token_level = "with_kl"
 
     def __init__(
         self, over: Over = "samples", eps: float = 1e-8, reward_clip: tuple[float, float] | None = None

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.optimal import TargetedBaseline
+from basis_rl.baselines.optimal import Ends, TargetedBaseline
 from basis_rl.functional.segments import leave_one_out_mean
 from basis_rl.rewards.base import checked_range
 from basis_rl.types import RolloutBatch, RunContext
@@ -35,9 +35,7 @@ class RewardRange:
         ValueError: `fixed` is not two finite numbers, the smaller one first.
     """
 
-    def __init__(
-        self, owner: str, fixed: Sequence[float] | None = None, declared: tuple[float, float] | None = None
-    ) -> None:
+    def __init__(self, owner: str, fixed: Sequence[float] | None = None, declared: Ends | None = None) -> None:
         self.fixed = None if fixed is None else checked_range(f"{owner}: fixed_range", fixed)
         self.ends = self.fixed or declared
 
@@ -46,15 +44,15 @@ class RewardRange:
         return self.ends is not None and self.ends[0] < self.ends[1]
 
     @property
-    def known_ends(self) -> tuple[float, float] | None:
+    def known_ends(self) -> Ends | None:
         return self.ends if self.known else None
 
     @property
-    def span(self) -> tuple[float, float]:
+    def span(self) -> Ends:
         """``(low, high)``; (0, 1) until it is known."""
         return self.ends if self.ends is not None and self.known else (0.0, 1.0)
 
-    def declare(self, ends: tuple[float, float] | None) -> None:
+    def declare(self, ends: Ends | None) -> None:
         """Start with the range that the reward functions declare, unless another one is known."""
         self.ends = self.ends or ends
 
@@ -68,7 +66,7 @@ class RewardRange:
         low, high = self.span
         return low + (high - low) * values
 
-    def widen(self, rewards: Tensor) -> tuple[float, float] | None:
+    def widen(self, rewards: Tensor) -> Ends | None:
         """Take in the rewards of a batch, ``(N,)``, NaN where there is none.
 
         Returns:
@@ -103,8 +101,8 @@ class RewardRange:
         return torch.nan_to_num(others, nan=0.0)
 
 
-class TableBelief(TargetedBaseline):
-    """A baseline that believes something about the value of each prompt, which a value table may start.
+class RangedBelief(TargetedBaseline):
+    """A baseline that believes something about the values of prompts, on a `RewardRange`; a value table may start it.
 
     Args:
         owner: its registered name, for messages.
@@ -116,9 +114,9 @@ class TableBelief(TargetedBaseline):
     def __init__(
         self,
         owner: str,
-        values: ValueTable | str | Path | None,
-        accept_mismatch: bool,
-        fixed_range: Sequence[float] | None,
+        values: ValueTable | str | Path | None = None,
+        accept_mismatch: bool = False,
+        fixed_range: Sequence[float] | None = None,
     ) -> None:
         self.values = values if isinstance(values, ValueTable) or values is None else ValueTable.load(values)
         self.accept_mismatch = accept_mismatch
@@ -126,7 +124,7 @@ class TableBelief(TargetedBaseline):
         self.range = RewardRange(owner, fixed_range, self.values.reward_range if self.values else None)
 
     @property
-    def reward_range(self) -> tuple[float, float]:
+    def reward_range(self) -> Ends:
         return self.range.span
 
     def validate(self, run: RunContext) -> None:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import check_state_keys, less_baseline, scorable_rows, where_scorable
+from basis_rl.baselines.base import less_baseline, scorable_rows, where_scorable
 from basis_rl.baselines.optimal import Target
-from basis_rl.baselines.reward_range import TableBelief
+from basis_rl.baselines.reward_range import RangedBelief
 from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values.table import ValueTable
 
-_COLUMNS = ("alpha", "beta", "log_prob")
 # The middle of the paper's interval [0.875, 0.96] of rho.
 _MIDDLE = 0.92
 
 
-class Spo(TableBelief):
+class Spo(RangedBelief):
     """``A_i = (r_i - v_i - mean) / (std + eps)`` over the batch, ``v = alpha / (alpha + beta)`` (arXiv:2509.13232).
 
     Each prompt has a Beta tracker of its success rate (Single-stream Policy Optimization, Xu and Ding 2025). After the
@@ -51,6 +50,8 @@ class Spo(TableBelief):
     Raises:
         ValueError: a parameter out of its range, or a table that cannot be read.
     """
+
+    kept = ("trackers", "range.ends", "optimal.moments")
 
     def __init__(
         self,
@@ -111,8 +112,7 @@ class Spo(TableBelief):
         return Advantages(values=values, baseline=baseline, metrics=metrics)
 
     def update(self, batch: RolloutBatch) -> None:
-        widened = self.range.widen(batch.rewards)
-        if widened is not None:
+        if widened := self.range.widen(batch.rewards):
             self._rescale(*widened)
         if not self.range.known:
             return
@@ -148,16 +148,3 @@ class Spo(TableBelief):
         now = float(batch.log_probs[rows].double()[mask].mean())
         distance = abs(now - then) if then == then else 0.0
         return min(0.96, max(0.875, 2.0 ** (-distance / 0.06))), now
-
-    def state_dict(self) -> dict[str, Any]:
-        kept = torch.tensor(list(self.trackers.values()), dtype=torch.float64).reshape(-1, 3)
-        columns = {name: kept[:, k].clone() for k, name in enumerate(_COLUMNS)}
-        kept_range = {"reward_range": self.range.ends, "moments": self.optimal.moments.clone()}
-        return {"prompt_ids": list(self.trackers), **columns, **kept_range}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state_keys(self, state, ("prompt_ids", *_COLUMNS, "reward_range", "moments"))
-        self.range.ends = state["reward_range"]
-        self.optimal.moments = state["moments"].clone()
-        columns = (state[name].tolist() for name in _COLUMNS)
-        self.trackers = dict(zip(state["prompt_ids"], zip(*columns, strict=True), strict=True))

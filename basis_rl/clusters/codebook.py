@@ -56,10 +56,8 @@ class Encoder:
 
     def __call__(self, texts: Sequence[str], *, progress: bool = False) -> np.ndarray:
         """``(P, D)`` float32, rows of length 1. Texts beyond the model's maximum length are cut, as it does."""
-        vectors: np.ndarray = self.model.encode(
-            list(texts), batch_size=32, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=progress
-        )
-        return vectors.astype(np.float32)
+        settings = {"batch_size": 32, "normalize_embeddings": True, "convert_to_numpy": True}
+        return self.model.encode(list(texts), show_progress_bar=progress, **settings).astype(np.float32)
 
 
 class PromptClusters:

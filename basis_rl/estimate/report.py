@@ -13,11 +13,10 @@ from trl import ModelConfig
 from basis_rl.baselines import Baseline, LearnedBaseline
 from basis_rl.estimate.footprint import model_size, setting_of
 from basis_rl.estimate.memory import Launch, ModelSize, Part, Phase, Scoring, Setting, kv_cache, memory_parts, peak
-from basis_rl.run.disk import checkpoint_bytes, free_bytes
+from basis_rl.run.disk import GIB, checkpoint_bytes, free_bytes
 from basis_rl.trainer import BasisConfig
 
 Warn = Callable[[str], None]
-GIB = float(1 << 30)
 _PHASES: Mapping[Phase, str] = {
     "always": "held all the time",
     "backward": "at the peak of a backward pass",

@@ -120,10 +120,7 @@ def refine(values: Tensor, variances: Tensor, rewards: Tensor, active: Tensor, w
 
 def mean_squared_error(baselines: Tensor, rewards: Tensor, scored: Tensor) -> Tensor:
     """``L_beta = mean_{i in scored} (r_i - b_i)^2``, Eq. 6; infinity where no row is scored. ``(K, N) -> (K,)``."""
-    scored = scored.expand_as(baselines)
-    count = scored.sum(dim=-1)
-    errors = torch.where(scored, (torch.nan_to_num(rewards, nan=0.0) - baselines) ** 2, 0.0).sum(dim=-1)
-    return torch.where(count > 0, errors / count.clamp(min=1), torch.inf)
+    return _mean_of(scored, (rewards - baselines) ** 2)
 
 
 def cross_entropy(values: Tensor, rewards: Tensor, scored: Tensor) -> Tensor:
@@ -132,8 +129,10 @@ def cross_entropy(values: Tensor, rewards: Tensor, scored: Tensor) -> Tensor:
     The Bernoulli likelihood of the initial values; for other rewards in [0, 1] the proper scoring rule that the mean
     minimises.
     """
-    scored = scored.expand_as(values)
-    count = scored.sum(dim=-1)
-    r = torch.nan_to_num(rewards, nan=0.0)
-    terms = -(torch.xlogy(r, values) + torch.xlogy(1.0 - r, 1.0 - values))
-    return torch.where(count > 0, torch.where(scored, terms, 0.0).sum(dim=-1) / count.clamp(min=1), torch.inf)
+    return _mean_of(scored, -(torch.xlogy(rewards, values) + torch.xlogy(1.0 - rewards, 1.0 - values)))
+
+
+def _mean_of(scored: Tensor, losses: Tensor) -> Tensor:
+    """``(K,)`` means of the scored rows of ``(K, N)``; infinity where there are none."""
+    means = torch.where(scored, losses, torch.nan).nanmean(dim=-1)
+    return torch.where(means.isnan(), torch.inf, means)

@@ -246,10 +246,9 @@ def read_log(folder: str | Path) -> list[dict[str, Any]]:
     for place in [Path(folder), *reversed(checkpoints(folder))]:
         if (place / _STATE).is_file():
             try:
-                log: list[dict[str, Any]] = list(json.loads((place / _STATE).read_text())["log_history"])
+                return list(json.loads((place / _STATE).read_text())["log_history"])
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ValueError(f"'{place / _STATE}' cannot be read: it has no log.") from error
-            return log
     raise ValueError(f"'{folder}' has no {_STATE}. Name the output_dir of a run that has saved a checkpoint.")
 
 

@@ -239,17 +239,14 @@ def resolve(asked: str | bool | None, output_dir: str | Path, overwrite: bool = 
             from the beginning, or from another folder's checkpoint, where complete checkpoints or a trained model lie.
     """
     word = str(asked).lower()
-    if not asked or word == "false":
-        _refuse_used(output_dir, overwrite)
-        return None
-    if word in ("true", "auto"):
-        if found := newest(output_dir):
-            return str(found)
-        if word == "true":
-            raise ValueError(
-                f"resume_from_checkpoint: {asked}, but there is no complete checkpoint in '{output_dir}'. "
-                "`auto` starts from the beginning where there is none."
-            )
+    if word in ("true", "auto") and (found := newest(output_dir)):
+        return str(found)
+    if word == "true":
+        raise ValueError(
+            f"resume_from_checkpoint: {asked}, but there is no complete checkpoint in '{output_dir}'. "
+            "`auto` starts from the beginning where there is none."
+        )
+    if not asked or word in ("false", "auto"):
         _refuse_used(output_dir, overwrite)
         return None
     folder = Path(str(asked))

@@ -159,8 +159,7 @@ class Hub:
                 # The commit replaces the folder, so files of the checkpoint before must go.
                 old = [entry.path for entry in there if isinstance(entry, RepoFile) and entry.path not in push.files]
                 operations += map(CommitOperationDelete, old)
-        info: CommitInfo = api.create_commit(repo_id, operations, commit_message=push.message, revision=revision)
-        return info
+        return api.create_commit(repo_id, operations, commit_message=push.message, revision=revision)
 
     def prepare(self, revision: str | None) -> str:
         """Create the repository and the branch, if they are missing; returns ``owner/name``."""

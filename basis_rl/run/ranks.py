@@ -27,14 +27,12 @@ def on_main_process(work: Callable[[], T]) -> T:
     broadcast_object_list(outcome)
     if isinstance(outcome[0], Exception):
         raise outcome[0]
-    result: T = outcome[0]
-    return result
+    return outcome[0]
 
 
 def gathered(value: T) -> list[T]:
     """The `value` of each process, in their order, on all of them."""
-    found: list[T] = gather_object([value])
-    return found
+    return gather_object([value])
 
 
 def asked_processes() -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 # Prompts whose belief is looked at for one batch; of a larger dataset a uniform part, another one for each batch. It
 # bounds the cost of a draw whatever the dataset's size, and a batch is far smaller.
@@ -135,9 +135,7 @@ class PromptSampler(ABC):
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters if hasattr(self, name)}
 
     @abstractmethod
-    def draw(
-        self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
-    ) -> Draw:
+    def draw(self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: Generator) -> Draw:
         """`size` different prompts. The same for equal states, arguments and states of the generator.
 
         Args:
@@ -172,7 +170,7 @@ class PromptSampler(ABC):
             raise ValueError(f"{type(self).__name__} has no state, but one with the keys {sorted(state)} was saved.")
 
 
-def pool_indices(count: int, size: int, generator: torch.Generator) -> Tensor:
+def pool_indices(count: int, size: int, generator: Generator) -> Tensor:
     """Indices of the candidates whose belief is looked at: all, or a uniform part. ``(min(P, POOL),)``, ascending."""
     if count <= max(POOL, size):
         return torch.arange(count)
@@ -180,14 +178,14 @@ def pool_indices(count: int, size: int, generator: torch.Generator) -> Tensor:
 
 
 def pool(
-    candidates: Sequence[str], belief: ValueBelief, size: int, generator: torch.Generator
+    candidates: Sequence[str], belief: ValueBelief, size: int, generator: Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`pool_indices` of the candidates, and `scaled_belief` about these prompts."""
     part = pool_indices(len(candidates), size, generator)
     return part, *scaled_belief(belief, [candidates[i] for i in part.tolist()])
 
 
-def subset(count: int, wanted: int, generator: torch.Generator) -> Tensor:
+def subset(count: int, wanted: int, generator: Generator) -> Tensor:
     """`wanted` of the numbers below `count`, every such set with the same probability. ``(wanted,)``, ascending."""
     # As uniform as the permutation, without a number for each of a million prompts.
     if count >= 4 * wanted:

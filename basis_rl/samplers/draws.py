@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from basis_rl.functional.selection import effective_number, inclusion_probabilities, systematic_sample
 from basis_rl.registry import build
@@ -20,9 +20,7 @@ class Uniform(PromptSampler):
     needs_belief = False
     in_dataset_order = True
 
-    def draw(
-        self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
-    ) -> Draw:
+    def draw(self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: Generator) -> Draw:
         # `subset` is ascending: without a shuffle, ranks would get neighbours in the dataset.
         rows = subset(len(candidates), size, generator)[torch.randperm(size, generator=generator)]
         metrics = {"effective_prompts": 1.0}
@@ -47,9 +45,7 @@ class WeightedSampler(PromptSampler):
             variance: ``(P,)`` of these beliefs.
         """
 
-    def draw(
-        self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
-    ) -> Draw:
+    def draw(self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: Generator) -> Draw:
         assert belief is not None
         part, mean, variance = pool(candidates, belief, size, generator)
         weights = self.weights(mean, variance)
@@ -192,9 +188,7 @@ class Thompson(PromptSampler):
         self.target = target
         self.explore = explore
 
-    def draw(
-        self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
-    ) -> Draw:
+    def draw(self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: Generator) -> Draw:
         assert belief is not None
         part, mean, variance = pool(candidates, belief, size, generator)
         drawn = mean + variance.sqrt() * torch.randn(mean.shape, generator=generator, dtype=torch.float64)
@@ -271,9 +265,7 @@ class Dynamic(PromptSampler):
         # A run refuses `correct` here: the chances of a prompt that replaces another are not known.
         self.correct = self.drawing.correct
 
-    def draw(
-        self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
-    ) -> Draw:
+    def draw(self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: Generator) -> Draw:
         return self.drawing.draw(candidates, belief, size, generator)
 
     def keeps(self, rewards: Tensor) -> Tensor:

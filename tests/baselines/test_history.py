@@ -239,16 +239,15 @@ def test_new_prompts_do_not_copy_what_is_known():
     assert len(places) < 20
     state = baseline.state_dict()
     assert state["prompt_ids"] == [f"p{k}" for k in range(121)]
-    for name, shape in (("mean", (6, 121)), ("variance", (6, 121)), ("last_seen", (121,))):
-        assert state[name].shape == shape
-        assert state[name].untyped_storage().nbytes() == 8 * state[name].numel()
+    assert state["table"].shape == (121, 2 * 6 + 1)
+    assert state["table"].untyped_storage().nbytes() == 8 * state["table"].numel()
 
 
 def test_what_was_saved_of_one_prompt_does_not_change_with_it():
     baseline = BasisHistory()
     baseline.update(batch_of([1.0], ["a"]))
     state = baseline.state_dict()
-    kept = {name: state[name].clone() for name in ("mean", "variance", "last_seen")}
+    kept = {name: state[name].clone() for name in ("table", "log_weights")}
     baseline.update(batch_of([0.0], ["a"], step=1))
     assert all(torch.equal(state[name], value) for name, value in kept.items())
 
