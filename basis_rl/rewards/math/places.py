@@ -41,7 +41,7 @@ _TOKENS = re.compile(
     rf"(?P<formula>{_MATH})|(?P<bold>\*\*|__|`+)"
     r"|(?P<end>[.!?](?=[\s*_`]|$)|[。！？]|\n\s*\n|\n(?=\s*[-*#A-Z]))"
     r"|(?P<number>\d+(?::\d\d)+|\d[\d.,']*\d(?:…|\.\.\.)?|\d)"
-    rf"|(?P<function>\\[a-zA-Z]+|{_word(_FUNCTIONS)})"
+    rf"|(?P<function>\\[a-zA-Z]+|_(?:max|min)(?![a-z_])|{_word(_FUNCTIONS)})"
     rf"|(?P<word>{_LETTER}['’]{_LETTER}{{2,}}|{_LETTER}{{2,}}(?:['’-]{_LETTER}+)*)|(?P<letter>[a-zA-Zα-ωΑ-Ω])"
     r"|(?P<sign>[-−–+*/^=<>≤≥≠≈±×÷·⋅√°%⇒∕⁄()\[\]{}|!'′∈∞∪∩∅_&∠⟨⟩$€£¥₹¢Ω½¼¾⅓⅔²³⁴⁵⁶⁷⁸⁹⁰¹⁻₀₁₂₃₄₅₆₇₈₉]|\\[,;:! ]|\\[{}%$])"
     r"|(?P<list>[,;:，、；：])|(?P<blank>\s+)|(?P<other>.)",
