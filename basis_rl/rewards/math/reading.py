@@ -53,6 +53,7 @@ _OPTION_BEFORE = re.compile(
     rf"^(?:{FONT}\s*\{{\s*\(?[A-J][).:]\s*\}}|\([A-J]\)(?=\s|\\)|[A-J][).](?=\s)){SPACE}*(?=\S)"
 )
 _FUNCTION_OF = re.compile(r"([a-zA-Z])\s*\(([a-z])\)\s*=")
+_MONEY = re.compile(r"\\\$|[€£¥₹]")
 _BOX = re.compile(r"\\f?box(?:ed)?(?![a-zA-Z])")
 _PRIME = re.compile(r"(?:(?<=[a-zA-Z)\]}'])|(?<=\^\d))'|\\prime(?![a-zA-Z])")
 _DENIAL = (
@@ -116,7 +117,7 @@ def refused_reading(text: str) -> str | None:
         return "dots"
     if _BUILDER.search(text):
         return "builder"
-    if _BOX.search(text):
+    if _BOX.search(text) or len(set(_MONEY.findall(text))) > 1:
         return "beside"
     return "beside" if _beside(_tokens(text)) else None
 
