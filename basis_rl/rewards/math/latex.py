@@ -71,6 +71,8 @@ _COUNTED = re.compile(
     rf"(?:(?!{_any_of('no adjectives')}\b)[^\W\d_]{{2,}} ){{0,2}}(?P<noun>{_PLURAL})(?: (?P<rest>.*))?"
     rf"|(?P<measure>{_MEASURE})(?: ?{_CHINESE_NOUN})?"
 )
+# A text that is no unit; behind these signs the parser passes over it.
+_DROPPED = re.compile(rf"(?:%|\\circ\s*\}}?){_BLANK}*{_TEXT}$")
 # As the parser reads a sign of percent behind a numeral.
 _HUNDREDTH = UnevaluatedExpr(Rational(1, 100))
 _IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])")
@@ -96,6 +98,8 @@ def readings(text: str, letters_are_units: bool = True) -> tuple[Any, ...]:
         letters = (E if letter == "e" else Symbol(letter, real=True) for letter in word)
         return (Symbol(word, real=True) if words[1] else Mul(*letters, evaluate=False),)
     body, unit = quantity(text)
+    if unit is None and _DROPPED.search(text):
+        return ()
     number = formula(body)
     if unit == _PERCENT and isinstance(number, Expr):
         return (number.doit() * _HUNDREDTH,)
@@ -221,6 +225,8 @@ def conversion(gold: Any, answer: Any) -> Any:
 
 def _unit(text: str, in_font: bool) -> Any:
     """The unit that a text says, None where it says none."""
+    if re.search(r"\\(?:pi|infty|sqrt|theta)(?![a-zA-Z])", text):
+        return None
     text = re.sub(r"\\[td]?frac\s*\{(.*?\})\s*\}\s*\{(.*)\}", r"\1/\2", text.replace("%", " percent "))
     text = _COMMAND.sub(lambda m: f" {_SIGNS_BY_COMMAND.get(m[0][1:], '')} ", text)
     text = re.sub(r"([\^µ])\s+(?=[-\w])", r"\1", re.sub(r"[{}$~.]|^[\s{]*(?:of\s+)?(?:an?\s)?", " ", text))
