@@ -181,6 +181,7 @@ def stated_answer(text: str) -> str | None:
 
 
 def _sentences(text: str) -> list[str]:
+    """The sentences and lines of a text; a line that ends with a colon goes on in the next."""
     ends = [0]
     before = ""
     for token in _TOKENS.finditer(text):
@@ -245,9 +246,9 @@ _BEFORE = re.compile(
     rf"(?:[^\w]|[一-鿿]|{_word(_IS)}|"
     + _word(
         "an?|the|that|this|equal|equals|to|exactly|simply|just|therefore|thus|then|hence|also|about|approximately|roughly"
-        "|option|choice|letter|answer|point|points|set|interval|pair|ordered|triple|tuple|value|fraction|matrix|vector|line"
+        "|option|choice|letter|answer|points?|set|interval|pair|ordered|triple|tuple|value|fraction|matrix|vector|line"
         "|equation|expression|polynomial|ratio|given|by|all|reals?|integers?|positive|nonnegative|les?|la|el|los|las|die|der"
-        "|das|sans|aucun|doute|donc|also|somit|valeurs?|valor(?:es)?|x|y|z|n|k|or|and"
+        "|das|sans|aucun|doute|donc|somit|valeurs?|valor(?:es)?|x|y|z|n|k|or|and"
     )
     + ")*",
     re.IGNORECASE,
@@ -267,6 +268,7 @@ def _stated(sentence: str, runs: list[tuple[int, int]]) -> str | None:
 
 
 def _concluded(sentence: str, runs: list[tuple[int, int]]) -> str | None:
+    """What a sentence without such words says: the last formula in bold, the first behind its verb, or the last."""
     bold = [match.span() for match in _BOLD.finditer(sentence)]
     inside = [run for run in runs if any(start <= run[0] < end for start, end in bold)]
     verb = _last_verb(sentence)
@@ -294,11 +296,8 @@ def _with_unit(sentence: str, run: tuple[int, int]) -> str | None:
     unit = _ENDS_UNIT.split(behind, maxsplit=1)[0].rstrip(' *_`\n\\"”')
     unit = re.sub(r"\A ?(?:left|remaining|total|altogether|older|younger|more|and nothing else)\b.*", "", unit)
     # A Japanese verb is none, and what follows a plural is none: "9 marbles remain".
-    unit = (
-        ""
-        if re.search("[\u3040-\u309f]", unit)
-        else re.sub(rf"({_LETTER}{{3,}}s)\b(?! (?:per|of|or|and|squared|cubed|below|above)\b)[^\d]*\Z", r"\1", unit)
-    )
+    unit = re.sub(r".*[\u3040-\u309f].*", "", unit)
+    unit = re.sub(rf"({_LETTER}{{3,}}s)\b(?! (?:per|of|or|and|squared|cubed|below|above)\b)[^\d]*\Z", r"\1", unit)
     formula = re.sub(r"\*\*|__|`", "", sentence[slice(*run)])
     formula = re.sub(_MATH, lambda m: m[0].strip("$") if m[0][0] == "$" else m[0][2:-2], formula, flags=re.DOTALL)
     # Of m = 4 and m + n = 9 the last, which is made of the others.

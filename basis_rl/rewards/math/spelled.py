@@ -23,7 +23,8 @@ _FRACTION = rf"(?:(?:{_BELOW_100}|an?)[- ](?:{'|'.join(_PARTS)})s?|half)"
 _NUMBER = re.compile(
     rf"(?<![\w\\-])(?P<sign>(?:minus|negative)[- ])?"
     rf"(?:(?P<alone>{_FRACTION})|(?P<whole>{_WHOLE})(?: and (?P<rest>{_FRACTION}))?)(?![\w-])",
-    re.IGNORECASE,
+    # Otherwise a long s or a dotted capital I of other scripts were letters of these words, and no keys of the tables.
+    re.IGNORECASE | re.ASCII,
 )
 _CHINESE_TENS = {"十": 10, "百": 100, "千": 1000}
 # A number in Chinese characters; before another one, 分之, it is the denominator of a fraction.
@@ -57,13 +58,14 @@ _PHRASES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
             lambda m: f"x {'>' if m[1].lower() in ('greater', 'larger') else '<'}{'=' if m[2] else ''} {m[3]}",
         ),
         (
-            r"(yes|no|true|false)(?!.*\b(?:yes|no|true|false|or|but|if|otherwise|unless)\b)(?:\s*[,;:!–—]\s*|\.\s(?=(?-i:[A-Z]))|\s+(?=because|since|as\b)).+",
+            r"(yes|no|true|false)(?!.*\b(?:yes|no|true|false|or|but|if|otherwise|unless)\b)"
+            r"(?:\s*[,;:!–—]\s*|\.\s(?=(?-i:[A-Z]))|\s+(?=because|since|as\b)).+",
             r"\1",
         ),
         (rf"(?:the |on )*(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({_MONTHS})(?:,? (\d{{4}}))?", r"\2 \1 \3"),
         (
-            r"(\d{4})-(0\d|1[0-2])-(\d\d)",
-            lambda m: f"{_MONTHS.split('|')[int(m[2] or 1) - 1]} {int(m[3])} {m[1]}",
+            r"(\d{4})-(0[1-9]|1[0-2])-(\d\d)",
+            lambda m: f"{_MONTHS.split('|')[int(m[2]) - 1]} {int(m[3])} {m[1]}",
         ),
         (rf"(?:on )?({_MONTHS}) (\d{{1,2}})(?:st|nd|rd|th)?(?:,? (\d{{4}}))?", r"\1 \2 \3"),
         (r"(?-i:on |an? |the )(?!and |or )([a-z][a-z ]+)", r"\1"),

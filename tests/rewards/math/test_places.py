@@ -162,6 +162,13 @@ def test_settings_that_say_nothing_are_refused(wrong):
         MathVerifyReward(**wrong)
 
 
+@pytest.mark.parametrize("word", ["ſixth", "fİfth", "ſeventh"])
+def test_letters_that_only_look_like_those_of_a_number_are_none(made, word):
+    """Without regard to case a long s is an s, and a capital I with a dot an i."""
+    assert grade(made(answer_in="anywhere"), f"So it is one {word}.", r"\frac{1}{6}") == 0.0
+    assert grade(made(), rf"\boxed{{one {word}}}", r"\frac{1}{6}") == 0.0
+
+
 PIECES = ("the answer is ", "$", "**", "\\(", "1", "1,", "-", "1/", "<answer>", "####", "</think>")
 
 
