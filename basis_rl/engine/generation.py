@@ -7,11 +7,10 @@ import os
 import re
 import shutil
 import socket
-import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -31,7 +30,15 @@ from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.engine.client import Client, Session, checked_choices
 from basis_rl.engine.weights import SyncSettings, default_folder, sizes_of, write_weights
-from basis_rl.run.errors import RequestRefused, RolloutError, ServerLost, StopAsked, SyncError, WrongAnswer
+from basis_rl.run.errors import (
+    RequestRefused,
+    RewardFailed,
+    RolloutError,
+    ServerLost,
+    StopAsked,
+    SyncError,
+    WrongAnswer,
+)
 from basis_rl.run.seams import attributes
 
 _PROBE = "Let x be the sum of the first ten odd numbers. What is 3 x + 17, and why is 317 prime?"
@@ -66,46 +73,6 @@ class GenerationRequest:
     features: list[dict[str, Any] | None] | None = None
 
 
-@dataclass
-class Ahead:
-    """A request that was sent ahead of its use.
-
-    Attributes:
-        request: what was asked; only the same request may have the answer.
-        step: optimizer steps taken when it was asked.
-        answer: None until it is there, and if the request failed.
-        thread: waits for the answer.
-    """
-
-    request: GenerationRequest
-    step: int
-    answer: Answer | None = None
-    thread: threading.Thread | None = None
-
-    def send(self, client: TrainingClient) -> None:
-        """Ask in a daemon thread, so that the process can end before the answer is there."""
-
-        def work() -> None:
-            try:
-                self.answer = client.complete(self.request)
-            except Exception as error:
-                _logger.warning("The next batch could not be generated ahead (%s); it is asked for again.", error)
-
-        self.thread = threading.Thread(target=work, name="prefetch", daemon=True)
-        self.thread.start()
-
-    def wait(self) -> float:
-        """Wait until the answer is there or the request has failed; returns the seconds."""
-        start = time.monotonic()
-        if self.thread is not None:
-            self.thread.join()
-        return time.monotonic() - start
-
-    @property
-    def done(self) -> bool:
-        return self.thread is None or not self.thread.is_alive()
-
-
 class UnknownMethod(WrongAnswer):
     """The server's workers do not have our extension, or the server is not in its development mode."""
 
@@ -137,6 +104,8 @@ class TrainingClient(VLLMClient):
         self.starts: list[str] = []
         self.run = uuid.uuid4().hex
         self.owner: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "folder": os.getcwd()}
+        # By request: the optimizer step of weights that came while it ran, and how many tokens it had by then.
+        self.switches: dict[str, list[tuple[int, int]]] = {}
         # Token ids and their log-probabilities after the last push.
         self.probed: tuple[list[int], Tensor] | None = None
 
@@ -300,6 +269,54 @@ class TrainingClient(VLLMClient):
             )
         return found
 
+    @property
+    def salt(self) -> str:
+        """Requests of different salts share no cached tokens, which other weights may have made."""
+        return f"{self.run}:{self.version}"
+
+    @contextmanager
+    def keeping(self, step: int) -> Iterator[None]:
+        """Within it the engine stands still; requests in flight go on afterwards, with the weights of `step`."""
+        self.server.ask("/pause?mode=keep", {})
+        try:
+            with suppress(UnknownMethod):
+                for tokens in self.rpc("basis_progress"):
+                    for name, count in tokens.items():
+                        # vLLM puts its own letters around our name, with hyphens between them.
+                        if (known := self.switches.get(name.split("-")[1])) is not None:
+                            known.append((step, count))
+            yield
+        finally:
+            # If the server has failed, the failure that is on its way says so.
+            with suppress(RolloutError):
+                self.server.ask("/resume", {})
+
+    def complete_one(self, prompt: list[int], most: int, step: int, settings: Mapping[str, Any]) -> Answer:
+        """One completion, from any thread; that the weights were the right ones is left to `prove`.
+
+        Args:
+            prompt: token ids.
+            most: tokens of the completion.
+            step: optimizer step of the weights that are served.
+            settings: as in a `GenerationRequest`.
+
+        Returns:
+            ``completion_ids``, ``logprobs`` and ``steps``: of each token its id, its log-probability by the policy that
+            drew it, and the optimizer step of that policy.
+        """
+        name = uuid.uuid4().hex
+        own = {**(settings["generation_kwargs"] or {}), "request_id": name, "cache_salt": self.salt}
+        self.switches[name] = []
+        try:
+            answer = self.generate([prompt], **{**settings, "n": 1, "max_tokens": most, "generation_kwargs": own})
+        finally:
+            switches = self.switches.pop(name)
+        ids = answer["completion_ids"][0]
+        steps = [step] * len(ids)
+        for later, tokens in switches:
+            steps[tokens:] = [later] * len(ids[tokens:])
+        return {"completion_ids": ids, "logprobs": [each[0] for each in answer["logprobs"][0]], "steps": steps}
+
     def complete(self, request: GenerationRequest) -> Answer:
         """The server's answer, as TRL's `generate` returns it, from any thread.
 
@@ -357,11 +374,13 @@ class Generation(VLLMGeneration):
     to all ranks and are raised there, since the others would wait forever. After one, the trainer waits for the server,
     pushes the weights again and generates the batch again: nothing is trained on rollouts of other weights.
 
-    A request may be asked ahead: `ask_ahead` sends it and returns, and the same request in training has the answer.
-    `longest` bounds the tokens of a prompt and its completion together (None: `max_completion_length` alone).
+    With `keeps_requests` a push stops the engine for as long as weights change, and requests in flight go on with the
+    new ones. `longest` bounds the tokens of a prompt and its completion together (None: `max_completion_length` alone).
     """
 
     interrupting: Callable[[], AbstractContextManager[None]] = nullcontext
+    # Optimizer steps taken so far.
+    steps_taken: Callable[[], int] = staticmethod(lambda: 0)
     # True once the supervisor stops restarting the server.
     given_up: Callable[[], bool] = staticmethod(lambda: False)
 
@@ -370,10 +389,9 @@ class Generation(VLLMGeneration):
         self.sync_error = 0.0
         self.recoveries = 0
         self.longest: int | None = None
-        # On the main process only.
-        self._ahead: Ahead | None = None
-        self._taken: int | None = None
-        self._waited = 0.0
+        # Whether requests go on while weights change; the optimizer step of the weights that are served.
+        self.keeps_requests = False
+        self.served_step = 0
         self._weight_metadata: Any = None
         # TRL's constructor connects to the server, for which all of the above is needed.
         super().__init__(*args, **kwargs)
@@ -395,7 +413,7 @@ class Generation(VLLMGeneration):
             self.vllm_client.init_communicator(device=self.accelerator.device)
 
         try:
-            self._by_main(connect)
+            self.by_main(connect)
         except (RolloutError, RequestRefused) as error:
             raise ValueError(f"use_vllm: {error}") from error
 
@@ -429,7 +447,7 @@ class Generation(VLLMGeneration):
                 client.hold(-1)
 
         try:
-            self._by_main(take)
+            self.by_main(take)
         except RequestRefused as error:
             raise ValueError(f"use_vllm: {error}") from error
         try:
@@ -440,7 +458,7 @@ class Generation(VLLMGeneration):
 
     def sync_weights(self) -> None:
         if self.mode == "server":
-            self._persist(self._push)
+            self.persist(self._push)
             return
         if self.accelerator.device.type == "cpu":
             self._reload_colocated()
@@ -454,7 +472,7 @@ class Generation(VLLMGeneration):
         if self.mode != "server":
             return super().generate(prompts, images, num_generations, profiler)
         with profiler or nullcontext():
-            return self._persist(partial(self._ask, prompts, images, num_generations))
+            return self.persist(partial(self._ask, prompts, images, num_generations))
 
     def _ask(self, prompts: list[list[int]], images: list[Any] | None, num_generations: int) -> tuple[Any, ...]:
         """What TRL's `generate` returns for this rank's rows: the main process asks for those of all ranks at once."""
@@ -462,17 +480,44 @@ class Generation(VLLMGeneration):
 
         def answer_all() -> Answer:
             request = self._request(rows[::num_generations], num_generations)
-            return self._answer_from_ahead(request) or self.vllm_client.complete(request)
+            return self.vllm_client.complete(request)
 
-        answer = self._by_main(answer_all)
+        answer = self.by_main(answer_all)
         first = self.accelerator.process_index * len(prompts)
         found = (answer.get(key) for key in ("completion_ids", "logprobs", "logprob_token_ids"))
         return prompts, *(values and values[first : first + len(prompts)] for values in found)
 
+    def sampling(self) -> dict[str, Any]:
+        """How completions are drawn, by the names of TRL's client."""
+        return {name: getattr(self, name) for name in _SETTINGS} | {"min_p": self.min_p or 0.0}
+
+    def require_keeping(self) -> None:
+        """From now on, weights change while requests go on.
+
+        Raises:
+            ValueError: the server cannot do that, or gives no log-probabilities. On every rank.
+        """
+        self.keeps_requests = True
+
+        def try_both() -> None:
+            with self.vllm_client.keeping(0):
+                pass
+            self.vllm_client.complete_one(self.probe, 1, 0, self.sampling())
+
+        try:
+            self.by_main(try_both)
+        except (RolloutError, RequestRefused) as error:
+            raise ValueError(
+                f"rollouts: stream needs a vLLM server that can pause requests while weights change: {error} Start it "
+                "with `basis-rl serve MODEL`, or set rollouts to sync."
+            ) from error
+
     def _request(self, rows: list[tuple[list[int], Any]], num_generations: int) -> GenerationRequest:
         """Of all ranks, one row for each `num_generations` completions."""
-        settings = {name: getattr(self, name) for name in _SETTINGS}
-        settings |= {"n": num_generations, "min_p": self.min_p or 0.0, "max_tokens": self.max_completion_length}
+        settings = self.sampling() | {"n": num_generations, "max_tokens": self.max_completion_length}
+        if self.keeps_requests:
+            salt = self.vllm_client.salt
+            settings["generation_kwargs"] = {**(settings["generation_kwargs"] or {}), "cache_salt": salt}
         prompts = [prompt for prompt, _ in rows]
         images = [image for _, image in rows]
         if all(image is None for image in images):
@@ -485,69 +530,7 @@ class Generation(VLLMGeneration):
             raise RequestRefused(str(error)) from error
         return GenerationRequest(prompts, settings, self.longest, placed)
 
-    def ask_ahead(self, prompts: list[list[int]], num_generations: int, step: int) -> None:
-        """Send the request for all ranks' completions and return; `generate` in training takes the answer if it asks
-        the same.
-
-        Args:
-            prompts: this rank's rows, as for `generate`.
-            num_generations: G.
-            step: optimizer steps taken.
-        """
-        rows = gather_object([(prompt, None) for prompt in prompts])
-        if self.accelerator.is_main_process:
-            self._ahead = Ahead(self._request(rows[::num_generations], num_generations), step)
-            self._ahead.send(self.vllm_client)
-
-    def last_taken(self) -> tuple[int | None, float]:
-        """For the last batch, on the main process: the optimizer step at which it was requested ahead of its use (None
-        if it was not), and the seconds spent waiting for it."""
-        waited = self._waited
-        self._waited = 0.0
-        return self._taken, waited
-
-    def ahead_state(self, wait: bool) -> dict[str, Any] | None:
-        """The request that was sent ahead and its answer, for a checkpoint; None if there is none, and on all but the
-        main process.
-
-        Args:
-            wait: whether to wait for the answer if it has not arrived yet.
-        """
-        if self._ahead is not None and (wait or self._ahead.done):
-            self._settle()
-        ahead = self._ahead
-        if ahead is None or ahead.answer is None:
-            return None
-        return {"request": vars(ahead.request), "step": ahead.step, "answer": ahead.answer}
-
-    def set_ahead(self, state: dict[str, Any] | None) -> None:
-        """Restore `ahead_state`'s result; None forgets a request that was sent ahead."""
-        self._ahead = None
-        if state is not None and self.accelerator.is_main_process:
-            self._ahead = Ahead(GenerationRequest(**state["request"]), state["step"], state["answer"])
-
-    def _settle(self) -> None:
-        """Wait for the request that is under way, since its weights must not change; drop it if it failed."""
-        if self._ahead is not None:
-            with self.interrupting():
-                self._waited += self._ahead.wait()
-            if self._ahead.answer is None:
-                self._ahead = None
-
-    def _answer_from_ahead(self, request: GenerationRequest) -> Answer | None:
-        """The answer to this request, if it was asked ahead and training asks for it now."""
-        self._taken = None
-        if self._ahead is None or self._ahead.request != request or not self.model.training:
-            return None
-        self._settle()
-        ahead = self._ahead
-        self._ahead = None
-        if ahead is None:
-            return None
-        self._taken = ahead.step
-        return ahead.answer
-
-    def _persist(self, action: Callable[[], T]) -> T:
+    def persist(self, action: Callable[[], T]) -> T:
         """Run `action`; if the server fails, wait for it, push the weights and repeat, for at most `recovery_timeout`
         seconds."""
         deadline = None
@@ -565,7 +548,7 @@ class Generation(VLLMGeneration):
                 self.recoveries += 1
 
     def _wait_for_server(self, deadline: float, cause: RolloutError) -> None:
-        if not self._by_main(partial(self._is_back, deadline)):
+        if not self.by_main(partial(self._is_back, deadline)):
             late = f"did not come back within {self.settings.recovery_timeout:g} s"
             gone = "was given up after several restarts" if self.given_up() else late
             raise ServerLost(
@@ -591,8 +574,6 @@ class Generation(VLLMGeneration):
         return False
 
     def _push(self) -> None:
-        # Finish the request that was sent ahead before its weights change.
-        self._settle()
         if self._weight_metadata is None and self.settings.transfer == "nccl":
             # The server must know names, types and shapes before NCCL sends anything.
             self._weight_metadata = [
@@ -602,7 +583,8 @@ class Generation(VLLMGeneration):
         parameters = self._iter_named_params()
         if not self.accelerator.is_main_process:
             deque(parameters, maxlen=0)
-        self._check(self._by_main(partial(self._sent, parameters)))
+        self._check(self.by_main(partial(self._sent, parameters)))
+        self.served_step = self.steps_taken()
 
     def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
         """TRL's, without PEFT's copies for another adapter, such as the reference's copy of a trained head."""
@@ -610,14 +592,16 @@ class Generation(VLLMGeneration):
 
     def _sent(self, parameters: Iterator[tuple[str, Tensor]]) -> Tensor:
         """Send the weights; returns the probe's log-probabilities under them."""
+        client = self.vllm_client
         try:
-            self.vllm_client.update_named_params(self._weight_metadata, parameters)
+            with client.keeping(self.steps_taken()) if self.keeps_requests else nullcontext():
+                client.update_named_params(self._weight_metadata, parameters)
         finally:
             # Collective: exhaust the iterator, also after a failure, or the other ranks hang.
             deque(parameters, maxlen=0)
-        self.vllm_client.reset_prefix_cache()
-        served = self.vllm_client.prompt_log_probs(self.probe)
-        self.vllm_client.probed = (self.probe, served)
+        client.reset_prefix_cache()
+        served = client.prompt_log_probs(self.probe)
+        client.probed = (self.probe, served)
         return served
 
     def _check(self, served: Tensor) -> None:
@@ -676,13 +660,13 @@ class Generation(VLLMGeneration):
             self.llm.wake_up(tags=["kv_cache"])
         return prompt_log_probs(self.llm, self.probe)
 
-    def _by_main(self, action: Callable[[], T]) -> T:
+    def by_main(self, action: Callable[[], T]) -> T:
         """What `action` returns on the main process, on every rank; what it raises there is raised on every rank."""
         message: list[Any] = [None]
         if self.accelerator.is_main_process:
             try:
                 message = [action()]
-            except (RequestRefused, RolloutError, StopAsked) as error:
+            except (RequestRefused, RewardFailed, RolloutError, StopAsked) as error:
                 message = [error]
             except Exception as error:
                 message = [RolloutError(f"{type(error).__name__}: {str(error)[:500]}")]

@@ -60,6 +60,10 @@ class WeightSync:
         self.reload_weights(weights_path=folder)
         return {"version": version, "tied": self.basis_retie()}
 
+    def basis_progress(self) -> dict[str, int]:
+        """Requests in flight by vLLM's names for them, and how many tokens of each are drawn."""
+        return {name: len(each.output_token_ids) for name, each in self.model_runner.requests.items()}
+
     def basis_retie(self) -> list[str]:
         """Point a tied model's heads at its embedding once more and let the engine process them; returns their names.
 

@@ -15,6 +15,7 @@ from torch.distributed import distributed_c10d
 from trl import GRPOConfig
 
 from basis_rl.functional.objectives import ESTIMATORS
+from basis_rl.functional.pacing import most_batches_ahead
 from basis_rl.names import option, refuse_unknown, require_extra
 from basis_rl.objectives import AnyObjective, Objective, TrlObjective, build_objective, objective_name
 from basis_rl.run.redact import public_path, redact
@@ -80,10 +81,25 @@ class BasisConfig(GRPOConfig):
     vllm_recovery_timeout: float = option(
         600.0, "The seconds to wait for a vLLM server that failed, before training stops."
     )
-    async_prefetch: bool = option(
-        False,
-        "Generates the next batch on the vLLM server while training on this one. Rollouts are then one batch "
-        "old; importance weights correct for it.",
+    rollouts: str = option(
+        "sync",
+        "sync draws a batch of rollouts, then trains on it. stream lets a vLLM server draw rollouts all the time, each "
+        "by itself, and trains as soon as a batch has ended; importance weights correct for the older policies.",
+    )
+    max_staleness: int = option(
+        4,
+        "With rollouts: stream: the most optimizer steps between the weights with which a rollout begins and those it "
+        "trains. A step waits rather than to exceed it. 0 is the same as sync.",
+    )
+    batches_in_flight: int | None = option(
+        None,
+        "With rollouts: stream: how many generation batches are under way while one is trained on. More wait less and "
+        "are older. The default is half of what max_staleness allows, and at least 1.",
+    )
+    rollout_timeout: float = option(
+        1800.0,
+        "With rollouts: stream: the seconds that one rollout may take, with tools, environment and rewards. One that "
+        "takes longer has no reward.",
     )
     max_tool_calling_iterations: int | None = option(
         10,
@@ -143,7 +159,7 @@ class BasisConfig(GRPOConfig):
         if self.top_k in (None, -1):
             self.top_k: int = 0
         self._check_kl()
-        self._check_prefetch()
+        self._check_stream()
         if self.deepspeed:
             require_extra("deepspeed", "deepspeed")
         if "tensorboard" in (self.report_to or ()):
@@ -162,6 +178,7 @@ class BasisConfig(GRPOConfig):
             super().__post_init__()
         finally:
             self.num_generations = generations
+        self._check_pace()
         if not (self.bf16 or self.fp16) and self.mixed_precision != "no":
             raise ValueError(
                 f"bf16 is false, but the configuration of accelerate has mixed_precision: {self.mixed_precision}. Set "
@@ -176,13 +193,18 @@ class BasisConfig(GRPOConfig):
             "steps_per_generation",
         )
         least = dict.fromkeys((*counts, "generation_batch_size", "max_completion_length", "per_device_token_budget"), 1)
-        least |= dict.fromkeys(("hub_retries", "hub_retry_wait", "keep_rollouts_mb"), 0)
+        least["batches_in_flight"] = 1
+        least |= dict.fromkeys(("hub_retries", "hub_retry_wait", "keep_rollouts_mb", "max_staleness"), 0)
+        if not self.rollout_timeout > 0:
+            raise ValueError(f"rollout_timeout must be above 0 seconds, got {self.rollout_timeout:g}.")
         for name, bound in least.items():
             value = getattr(self, name)
             if value is not None and value < bound:
                 raise ValueError(f"{name} must be at least {bound}, got {value}.")
         if self.on_invalid_gold not in ("error", "drop"):
             raise ValueError(f"on_invalid_gold must be 'error' or 'drop', got '{self.on_invalid_gold}'.")
+        if self.rollouts not in ("sync", "stream"):
+            raise ValueError(f"rollouts must be 'sync' or 'stream', got '{self.rollouts}'.")
         if self.packing not in ("auto", "none"):
             raise ValueError(f"packing must be 'auto' or 'none', got '{self.packing}'.")
         if self.vllm_weight_sync not in ("auto", "nccl", "folder"):
@@ -195,16 +217,44 @@ class BasisConfig(GRPOConfig):
             for key, value in super().to_dict().items()
         }
 
-    def _check_prefetch(self) -> None:
-        if not self.async_prefetch:
+    @property
+    def streams(self) -> bool:
+        """Whether rollouts are drawn while the policy is trained."""
+        return self.rollouts == "stream" and self.max_staleness > 0
+
+    def _check_stream(self) -> None:
+        if not self.streams:
             return
         if not (self.use_vllm and self.vllm_mode == "server"):
-            raise ValueError("async_prefetch needs a vLLM server beside the training: use_vllm, vllm_mode 'server'.")
+            raise ValueError(
+                "rollouts: stream needs a vLLM server, which draws rollouts while this process trains: set use_vllm, "
+                "and vllm_mode to 'server'. transformers and vllm_mode 'colocate' draw and train in turns: set "
+                "rollouts to 'sync' for them."
+            )
         if not self.vllm_importance_sampling_correction:
             raise ValueError(
-                "async_prefetch trains on rollouts that older weights sampled, which is right only with their "
-                "importance weights. Leave vllm_importance_sampling_correction on, or async_prefetch off."
+                "rollouts: stream trains on rollouts that older weights sampled, which is right only with their "
+                "importance weights. Leave vllm_importance_sampling_correction on, or set rollouts to sync."
             )
+
+    def _check_pace(self) -> None:
+        """The batches that are under way keep within ``max_staleness``."""
+        if not self.streams:
+            return
+        served = self.steps_per_generation * self.num_iterations
+        most = most_batches_ahead(self.max_staleness, served, self.gradient_accumulation_steps)
+        if most < 1:
+            needed = -(-served // self.gradient_accumulation_steps)
+            raise ValueError(
+                f"max_staleness ({self.max_staleness}) is less than the {needed} optimizer steps of a generation "
+                f"batch, so nothing could be drawn ahead. Set max_staleness to {needed} or more, or rollouts to sync."
+            )
+        if self.batches_in_flight is not None and self.batches_in_flight > most:
+            raise ValueError(
+                f"batches_in_flight ({self.batches_in_flight}) is more than the {most} that max_staleness "
+                f"({self.max_staleness}) allows. Lower it, or raise max_staleness."
+            )
+        self.batches_in_flight = self.batches_in_flight or max(1, most // 2)
 
     def _check_kl(self) -> None:
         if self.kl_placement not in ("loss", "reward"):

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from torch.nn import Linear
+from torch.nn import Linear, Module
 from transformers import AutoModelForCausalLM, Trainer, get_scheduler
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
@@ -473,7 +473,7 @@ def check_sampler_needs(plan: Plan) -> None:
             f"multiple of num_generations ({args.num_generations}). Change per_device_train_batch_size or "
             "num_generations."
         )
-    other = _given(plan, "environment_factory", "rollout_func") + ["async_prefetch"] * args.async_prefetch
+    other = _given(plan, "environment_factory", "rollout_func") + ["rollouts: stream"] * args.streams
     if other:
         raise ValueError(f"prompt_sampler '{name}' does not work with {', '.join(other)}: leave one of them out.")
 
@@ -640,17 +640,30 @@ def check_templates(plan: Plan, config: Any = None) -> None:
             tell_rewards(plan.reward_funcs, rendered, plan.tokenizer)
 
 
-def check_prefetch(plan: Plan) -> None:
-    """With ``async_prefetch`` the next batch's request can be known ahead: no stream, no images, single turns."""
-    if not plan.args.async_prefetch:
+def check_stream(plan: Plan) -> None:
+    """With ``rollouts: stream`` prompts are known ahead, and rollouts are drawn and scored one by one."""
+    args = plan.args
+    if not args.streams:
         return
-    other = _given(plan, "tools", "environment_factory", "rollout_func")
+    other = _given(plan, "rollout_func")
+    other += ["reward models (a function may call one on a server)"] * any(
+        isinstance(each, Module | str) for each in plan.reward_funcs
+    )
     if not isinstance(plan.train_dataset, Dataset):
         other.append("a streamed dataset")
     elif IMAGES & set(plan.train_dataset.column_names):
         other.append("images")
     if other:
-        raise ValueError(f"async_prefetch does not work with {', '.join(other)}: leave it out.")
+        raise ValueError(f"rollouts: stream does not work with {', '.join(other)}: set rollouts to sync.")
+    batches = args.batches_in_flight
+    assert batches is not None
+    prompts = args.generation_batch_size // args.num_generations
+    if len(plan.train_dataset) < batches * prompts:
+        raise ValueError(
+            f"rollouts: stream would have {batches * prompts} prompts in flight (batches_in_flight {batches} x "
+            f"{prompts} of a generation batch), but there are {len(plan.train_dataset)}. Lower batches_in_flight or "
+            "the generation batch, or add prompts."
+        )
 
 
 DATA: tuple[Check, ...] = (
@@ -660,7 +673,7 @@ DATA: tuple[Check, ...] = (
     check_size,
     name_leftovers,
     check_eval_data,
-    check_prefetch,
+    check_stream,
     lambda plan: check_tools(plan.tools, plan.tokenizer, plan.train_dataset, plan.args),
     check_rows,
     check_templates,

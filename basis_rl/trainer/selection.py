@@ -146,13 +146,26 @@ def _name_blind_draws(
         )  # fmt: skip
 
 
+def rows_of_rank(dataset: Dataset, rows: Tensor, accelerator: Accelerator) -> list[dict[str, Any]]:
+    """This rank's part of the rows of a dataset with those indices, ``(N,)``.
+
+    Each prompt is read once. Its rollouts get copies, because TRL adds later turns to a prompt in place.
+    """
+    different, places = rows.chunk(accelerator.num_processes)[accelerator.process_index].unique(return_inverse=True)
+    columns = dataset[different.tolist()]
+    read = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    # Twice as fast as copy.deepcopy.
+    stored = [pickle.dumps(row) for row in read]
+    return [pickle.loads(stored[place]) for place in places.tolist()]
+
+
 @dataclass(eq=False)
 class Selection:
     """Draws the prompts of each generation batch.
 
     A batch is drawn when it is generated, not in the order in which a data loader fetches rows, because the loader is a
-    batch ahead: so the belief knows all rewards up to the last update. With ``async_prefetch`` batch t + 1 is asked
-    for, and so drawn, before the policy and the belief learn from batch t.
+    batch ahead: so the belief knows all rewards up to the last update. With ``rollouts: stream`` a block of prompts is
+    drawn when their rollouts begin, and batches are put together from blocks (`adopt`).
 
     The random numbers of a draw depend on the run's seed and on the number of the batch alone, so a resumed run draws
     as the uninterrupted one; draws that were made ahead are in the checkpoint.
@@ -197,21 +210,22 @@ class Selection:
         mean, _ = self.belief.believed([self.prompt_ids[row] for row in draw.rows.tolist()])
         return Draw(draw.rows, draw.ratio, {"believed": float(mean.mean()), **draw.metrics})
 
+    def draw(self, number: int) -> Draw:
+        """A whole batch of prompts; `number` decides the random numbers."""
+        return self._draw(number, self.size)
+
+    def adopt(self, number: int, draw: Draw) -> None:
+        """Give the generation batch with that number prompts that were drawn before."""
+        self._draws[number] = draw
+
     def rows(self, number: int) -> list[dict[str, Any]]:
         """This rank's rows of the generation batch with that number, one per rollout; the first call draws them."""
         if number not in self._draws:
-            self._draws[number] = self._draw(number, self.size)
+            self._draws[number] = self.draw(number)
         return self._of_rank(self._draws[number].rows)
 
     def _of_rank(self, prompts: Tensor) -> list[dict[str, Any]]:
-        """Each prompt is read once. Its rollouts get copies, because TRL adds later turns to a prompt in place."""
-        mine = prompts.repeat_interleave(self.num_generations).chunk(self.accelerator.num_processes)
-        different, places = mine[self.accelerator.process_index].unique(return_inverse=True)
-        columns = self.dataset[different.tolist()]
-        read = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        # Twice as fast as copy.deepcopy.
-        stored = [pickle.dumps(row) for row in read]
-        return [pickle.loads(stored[place]) for place in places.tolist()]
+        return rows_of_rank(self.dataset, prompts.repeat_interleave(self.num_generations), self.accelerator)
 
     def prompts(self, number: int) -> Tensor:
         """``(P,)`` rows of the dataset that the generation batch has now, on all ranks."""

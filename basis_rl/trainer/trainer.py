@@ -2,8 +2,9 @@
 
 A step, in the order in which TRL calls the methods that stand here in the same order:
 
-- draw: `_generate_and_score_completions` asks the prompt sampler which rows the generation batch has (`rows`);
-- generate: `_generate`, turn by turn (`_generate_single_turn`, `_tool_call_loop`);
+- draw: `_generate_and_score_completions` asks the prompt sampler which rows the generation batch has;
+- generate: `_generate`, turn by turn (`_generate_single_turn`, `_tool_call_loop`); with ``rollouts: stream`` what has
+  ended comes from a stream (`_streamed_rows`), in place of these two and of the rewards;
 - score: `_calculate_rewards`; the scoring pass keeps what else the baseline asks for (`SIGNALS`);
 - estimate: `_advantages` gathers one `RolloutBatch` over all ranks and asks the baseline;
 - loss: `_compute_loss` of each micro-batch, with our own objective or KL term beside TRL's (`PolicyLoss`);
@@ -56,15 +57,17 @@ from basis_rl.run.rollouts import KeptRollouts
 from basis_rl.run.run_lock import check_place, end_with_launcher, held
 from basis_rl.run.seams import attributes
 from basis_rl.run.usage import Spending
-from basis_rl.samplers import PromptSampler, ValueBelief
+from basis_rl.samplers import Draw, PromptSampler, ValueBelief
 from basis_rl.trainer import scoring
 from basis_rl.trainer import state as run_state
 from basis_rl.trainer.config import BasisConfig, without_secrets
+from basis_rl.trainer.conversation import StreamedRollout
 from basis_rl.trainer.critic import Critic, policy_is_sharded
 from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
 from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout, reads_boxes
 from basis_rl.trainer.gather import gather_batch, gather_rows, local_rows, prompt_ids_of
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
+from basis_rl.trainer.grading import Grader
 from basis_rl.trainer.logs import StepMeans, distinct, of_kind, per_rollout, rollout_rows, set_aside, without_infinities
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, depending_on_micro_batches, token_means
 from basis_rl.trainer.micro_batches import by_tokens, check_token_budget, parts_of, rows_within
@@ -96,13 +99,13 @@ from basis_rl.trainer.plan import (
     reward_range_of,
     with_data,
 )
-from basis_rl.trainer.prefetch import Prefetch
 from basis_rl.trainer.publish import Origin, Publisher, run_info
 from basis_rl.trainer.random_numbers import random_numbers_kept
 from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, greedy_rewards, total_rewards
 from basis_rl.trainer.scoring_check import Precision, agreed, check_positions, packing_lines, rows_together, settled
-from basis_rl.trainer.selection import Coverage, EpochIndices, Resampling, Selection
+from basis_rl.trainer.selection import Coverage, EpochIndices, Resampling, Selection, rows_of_rank
 from basis_rl.trainer.step_time import StepTimer, padding_metrics
+from basis_rl.trainer.stream import Pace, Stream, StreamedBatches
 from basis_rl.trainer.turns import Turns, reading_calls
 from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values.provenance import fingerprint, weights_fingerprint
@@ -150,6 +153,7 @@ class BasisTrainer(GRPOTrainer):
     _pending_metrics: Any
     _buffered_inputs: Any
     _step: int
+    _last_loaded_step: int
     _current_train_step_time: float
 
     def __init__(
@@ -234,6 +238,7 @@ class BasisTrainer(GRPOTrainer):
         self._build_generation()
         self._build_scoring()
         self._build_selection()
+        self._streamed = self._build_stream() if args.streams else None
         # Taken now, because training changes weights and parameters.
         self._base = self._base_now()
         self._settings = run_state.settings_of(self, self._base, self._tokenizer)
@@ -271,15 +276,11 @@ class BasisTrainer(GRPOTrainer):
             self._room,
             has_log_probs=args.use_vllm,
         )
-        self._prefetch: Prefetch | None = None
-        if args.async_prefetch:
-            self._prefetch = Prefetch(
-                self.vllm_generation,
-                self.rows,
-                lambda prompts: self._tokenize_prompts(prompts)[0],
-                is_main=self.accelerator.is_main_process,
-                is_stopping=lambda: self.stop_on_signal.stopped,
-            )
+        if args.use_vllm:
+            self.vllm_generation.steps_taken = lambda: self.state.global_step
+        # Of the generation batch at hand, what a stream has brought: this rank's rollouts, and rewards of all ranks.
+        self._served: list[StreamedRollout] | None = None
+        self._served_rewards: Tensor | None = None
 
     def _build_scoring(self) -> None:
         args = self.args
@@ -407,6 +408,31 @@ class BasisTrainer(GRPOTrainer):
             scores = (self._scores, self._scores_unlogged)
             self._resampling = Resampling(self.selection, self._generate_counted, *scores, self.reward_weights)
 
+    def _build_stream(self) -> StreamedBatches:
+        args = self.args
+        engine = self.vllm_generation
+        engine.require_keeping()
+        assert args.batches_in_flight is not None
+        served = (self._generate_every, args.gradient_accumulation_steps)
+        pace = Pace(args.max_staleness, args.batches_in_flight, *served, args.rollout_timeout)
+        stream = None
+        if self.accelerator.is_main_process:
+            given = (self.functions, self.reward_func_names, self.state, self._is_truncated, lambda: self.async_loop)
+            size = args.generation_batch_size // self.num_generations
+            stream = Stream(engine, self, Grader(*given), self.processing_class, pace, size, self.num_generations)
+        return StreamedBatches(engine, stream, pace, self._block, self.train_dataset)
+
+    def _block(self, number: int) -> Draw:
+        """The prompts of a generation batch, drawn by the sampler or, in dataset order, those of TRL's sampler."""
+        if self.selection is not None:
+            return self.selection.draw(number)
+        size = self.args.generation_batch_size
+        epoch, place = divmod(number, len(self.train_dataset) * self.num_generations // size)
+        if self._epoch_order[0] != epoch:
+            self._epoch_order = (epoch, list(self.epoch_order(epoch)))
+        rows = self._epoch_order[1][place * size : (place + 1) * size : self.num_generations]
+        return Draw(torch.tensor(rows), None, {})
+
     def log_metric(self, name: str, value: float) -> None:
         """Add a value to a metric of the mode (training or evaluation) that the model is in; the log has their mean."""
         self._metrics["train" if self.model.training else "eval"][name].append(value)
@@ -426,7 +452,9 @@ class BasisTrainer(GRPOTrainer):
         training = self.model.training
         if training:
             self._take_gradients()
-        if training and self.selection is not None:
+        if training and self._streamed is not None:
+            inputs = self._streamed_rows(self._streamed)
+        elif training and self.selection is not None:
             inputs = self.selection.rows(self._generation_batch)
             if self._resampling is not None:
                 # TRL does not hand the rows on to `_generate`, which resamples.
@@ -438,6 +466,9 @@ class BasisTrainer(GRPOTrainer):
                 # Without its own correction TRL makes no scoring pass; the loss's pass takes its place
                 # (`RolloutCorrection`).
                 recordings.enter_context(attributes(self, vllm_importance_sampling_correction=False))
+            if training and self._streamed is not None:
+                # The conversations had environments of their own.
+                recordings.enter_context(attributes(self, environment_factories=None))
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if not training:
             # There is nothing to learn in an evaluation, and a value table need not know its prompts.
@@ -473,18 +504,40 @@ class BasisTrainer(GRPOTrainer):
     def _ids(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return [row_id(row, self.reads) for row in rows]
 
-    def rows(self, number: int) -> list[dict[str, Any]]:
-        """This rank's rows of the generation batch with that number, counted from the start of training. In dataset
-        order, they are the rows that TRL's sampler will give."""
+    def _streamed_rows(self, streamed: StreamedBatches) -> list[dict[str, Any]]:
+        """This rank's rows of the next generation batch, whose rollouts have ended. The stream gets this step's weights
+        first, and then the prompts of a later batch, of which it draws rollouts while this one is trained on."""
+        number = self._generation_batch
+        step = self.state.global_step
+        micro_batches = self.state.max_steps * self.args.gradient_accumulation_steps
+        # Rounded up: the last generation batch may serve fewer micro-batches than the others.
+        last = -(-micro_batches // self._generate_every)
+        with self.timer.measure("generation"):
+            if step != self._last_loaded_step:
+                self.vllm_generation.sync_weights()
+                self._last_loaded_step = step
+            ahead = streamed.pace.batches
+            streamed.fill(min(last, number + ahead))
+            offset = self._step % self.args.gradient_accumulation_steps
+            draw, rollouts, self._served_rewards = streamed.take(number, step, offset)
+            streamed.fill(min(last, number + 1 + ahead))
+        if streamed.stream is not None:
+            self._log_all(streamed.stream.metrics(step, number))
+            for name, values in streamed.stream.grader.take_metrics().items():
+                self._pending_metrics[name].extend(values)
         if self.selection is not None:
-            return self.selection.rows(number)
-        size = self.args.generation_batch_size
-        epoch, place = divmod(number, len(self.train_dataset) * self.num_generations // size)
-        if self._epoch_order[0] != epoch:
-            self._epoch_order = (epoch, list(self.epoch_order(epoch)))
-        mine = size // self.accelerator.num_processes
-        first = place * size + self.accelerator.process_index * mine
-        return [self.train_dataset[index] for index in self._epoch_order[1][first : first + mine]]
+            self.selection.adopt(number, draw)
+        mine = len(rollouts) // self.accelerator.num_processes
+        first = self.accelerator.process_index * mine
+        self._served = rollouts[first : first + mine]
+        rows = rows_of_rank(self.train_dataset, draw.rows.repeat_interleave(self.num_generations), self.accelerator)
+        for place, (row, rollout) in enumerate(zip(rows, self._served, strict=True)):
+            # The prompt has what an environment said first, and is still the same problem.
+            row |= {"prompt_id": row_id(row, self.reads), "prompt": rollout.prompt}
+            for column, value in rollout.logged.items():
+                values = self._pending_extra_logs[column]
+                values += [None] * (place - len(values)) + [value]
+        return rows
 
     # Generate.
 
@@ -496,13 +549,24 @@ class BasisTrainer(GRPOTrainer):
 
     def _generate_counted(self, prompts: list[Any]) -> Any:
         result = super()._generate(prompts)
+        if self._served is not None and self.model.training:
+            # As they were graded.
+            result = (*result[:3], [each.completion for each in self._served], *result[4:])
+            self._served = None
         if self.model.training:
             count = len(prompts) * self.accelerator.num_processes
             # TRL has just logged the mean length over all ranks.
             self.spending.draw(count, round(self._metrics["train"]["completions/mean_length"][-1] * count))
         return result
 
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        if self._served is not None and self.model.training:
+            return [each.prompt_ids for each in self._served], None, {}
+        return super()._tokenize_prompts(prompts)
+
     def _generate_single_turn(self, prompt_ids: Any, images: Any, fields: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._served is not None and self.model.training:
+            return [each.completion_ids for each in self._served], [each.log_probs for each in self._served]
         # Turns after the first one run in step with all ranks. With images there is one rank (`check_tools`).
         if self.turns.running and not (images or fields):
             result: Any = self.turns.turn(prompt_ids)
@@ -510,14 +574,6 @@ class BasisTrainer(GRPOTrainer):
         else:
             result = self._sampled_turn(prompt_ids, images, fields, *args, **kwargs)
             require_tokens(result[0], "vLLM" if self.use_vllm else "generate")
-        if self._prefetch is not None and self.model.training:
-            # The server has this step's weights by now, so it can generate the next batch while this one is trained on.
-            every = self._generate_every
-            step = self.state.global_step
-            micro_batches = self.state.max_steps * self.args.gradient_accumulation_steps
-            # Rounded up: the last generation batch may serve fewer micro-batches than the others.
-            last = -(-micro_batches // every) - 1
-            self._log_all(self._prefetch.after_generation(self._step // every, last, self.num_generations, step))
         return result
 
     def _sampled_turn(self, *args: Any, **kwargs: Any) -> Any:
@@ -536,6 +592,11 @@ class BasisTrainer(GRPOTrainer):
         return completion_ids, log_probs
 
     def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *args: Any) -> tuple[Any, ...]:
+        if (served := self._served) is not None and self.model.training:
+            masks = [each.tool_mask for each in served]
+            given = ([each.completion for each in served], [each.completion_ids for each in served])
+            counts = (sum(each.calls for each in served), sum(each.failed_calls for each in served))
+            return masks, *given, [each.log_probs for each in served], *counts, [[] for _ in served]
         return self.turns.loop(super()._tool_call_loop, self._sampled_turn, prompts, prompt_ids, *args)
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
@@ -596,7 +657,7 @@ class BasisTrainer(GRPOTrainer):
         if self.tools:
             self._log_all(self.turns.take_metrics(completions))
         # A batch that was resampled has its rewards already.
-        known = self._resampling.take_rewards() if self._resampling is not None and self.model.training else None
+        known = self._known_rewards() if self.model.training else None
         rewards = self._scores(inputs, prompts, completions, *args) if known is None else known
         self._rewards_per_func = rewards
         for column in {*self._logs["extra"], *self._pending_extra_logs}:
@@ -606,6 +667,14 @@ class BasisTrainer(GRPOTrainer):
             values[:] = [*values, *[None] * len(prompts)][: len(prompts)]
         self._drawn = list(map(Rollout, prompts, completions, *args))
         return rewards
+
+    def _known_rewards(self) -> Tensor | None:
+        """``(N, F)`` of a batch that was scored when it was drawn."""
+        if self._resampling is not None:
+            return self._resampling.take_rewards()
+        known = self._served_rewards
+        self._served_rewards = None
+        return None if known is None else known.to(self.accelerator.device)
 
     def _scores(self, inputs: Any, prompts: Any, completions: Any, token_ids: list[list[int]]) -> Tensor:
         """``(N, F)`` of all ranks' rollouts. Raises RewardFailed on every rank if a function fails on one."""
@@ -926,6 +995,8 @@ class BasisTrainer(GRPOTrainer):
             if self._critic is not None:
                 self._log_all({f"baseline/{key}": value for key, value in self._critic.learn(batch).items()})
         self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
+        if self._streamed is not None:
+            self._streamed.settle(self._generation_batch)
 
     # The run: epochs, evaluation, log.
 
@@ -956,6 +1027,9 @@ class BasisTrainer(GRPOTrainer):
             run = stack.enter_context(held(place))
             if self.use_vllm:
                 stack.enter_context(self.vllm_generation.held(run, place))
+            if self._streamed is not None:
+                # In threads of their own, at any time.
+                stack.enter_context(reading_calls())
             stack.enter_context(self.stop_on_signal.listening())
             found = on_main_process(lambda: self._start(resume_from_checkpoint))
             self.spending = Spending()
@@ -1033,11 +1107,11 @@ class BasisTrainer(GRPOTrainer):
         whole = on_main_process(lambda: checkpoint.is_complete(last))
         if whole or self.args.save_strategy == "no" or self.state.global_step == 0:
             return
-        if self._prefetch is not None:
-            self._prefetch.load_state_dict({"ahead": None})
         # Back to the end of that step: the state has moved on since.
         self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn = self._last_step
         self._pending.forget(self._generation_batch)
+        if self._streamed is not None:
+            self._streamed.give_back(self._generation_batch)
         if self._critic is not None:
             self._critic.forget(self._generation_batch)
         self._save_checkpoint(self.model_wrapped, trial=None)
@@ -1111,7 +1185,7 @@ class BasisTrainer(GRPOTrainer):
             "critic": self._critic,
             "selection": self.selection,
             "coverage": self._coverage,
-            "prefetch": self._prefetch,
+            "stream": self._streamed,
         }
         return {name: part for name, part in parts.items() if part is not None}
 

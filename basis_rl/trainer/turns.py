@@ -116,15 +116,7 @@ class Turns:
 
     def take_answers(self, tool_messages: list[dict[str, Any]]) -> None:
         """Wait for the answers of a turn, all of whose calls have been begun, and make them harmless, in place."""
-        special = self.tokenizer.all_special_tokens
-        for message in tool_messages:
-            if isinstance(message["content"], Pending):
-                result = message["content"].answer.result()
-                self._failed_calls += result.failed
-                message["content"] = result.text
-            if isinstance(message["content"], str):
-                message["content"] = harmless(message["content"], special)
-            message["name"] = harmless(message["name"], special)
+        self._failed_calls += settled_answers(tool_messages, self.tokenizer.all_special_tokens)
 
     def take_metrics(self, completions: Sequence[list[dict[str, Any]]]) -> dict[str, float]:
         """Turns, calls and void turns per rollout, over all ranks; remembers which of this rank's rollouts are void."""
@@ -142,6 +134,21 @@ class Turns:
         output["tool_mask"] = output["tool_mask"] * (~void)[:, None].to(output["tool_mask"].dtype)
         tokens = (output["completion_mask"] * output["tool_mask"]).sum()
         output["num_items_in_batch"] = self.accelerator.gather(tokens).sum()
+
+
+def settled_answers(tool_messages: list[dict[str, Any]], special: Sequence[str]) -> int:
+    """Wait for the answers of a turn, all of whose calls have been begun, and make them harmless, in place; returns how
+    many failed."""
+    failed = 0
+    for message in tool_messages:
+        if isinstance(message["content"], Pending):
+            result = message["content"].answer.result()
+            failed += result.failed
+            message["content"] = result.text
+        if isinstance(message["content"], str):
+            message["content"] = harmless(message["content"], special)
+        message["name"] = harmless(message["name"], special)
+    return failed
 
 
 def reading_calls() -> AbstractContextManager[None]:

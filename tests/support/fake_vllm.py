@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,7 +142,12 @@ class ModelServer(FakeServer):
         self.new_worker()
         self.ignored: tuple[str, ...] = ()  # parameters that stay what they were
         self.drawn = torch.Generator().manual_seed(0)
-        self.engine = threading.Lock()
+        self.engine = threading.RLock()
+        # While it is not set, requests stand still; from the first pause on, they are answered token by token.
+        self.going = threading.Event()
+        self.going.set()
+        self.in_steps = False
+        self.progress: dict[str, int] = {}
 
     def restart(self) -> None:
         """As a new process: other workers, and the weights of the checkpoint."""
@@ -165,13 +170,22 @@ class ModelServer(FakeServer):
     def kind(body: dict[str, Any]) -> str:
         return str(body.get("method") or ("probe" if "prompt_logprobs" in body else "sampling" if body else "reset"))
 
+    def turned(self, path: str) -> tuple[int, Any]:
+        """Paused, once no request is within a token, or resumed."""
+        self.in_steps = True
+        with self.engine:
+            (self.going.set if path == "/resume" else self.going.clear)()
+        return 200, {"status": "done"}
+
     def get(self, path: str) -> Any:
         if path == "/server_info":
             return {"vllm_config": {"model_config": {"logprobs_mode": "processed_logprobs"}}}
         return super().get(path)
 
     def answered(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        with self.engine, torch.no_grad():
+        if path in ("/pause?mode=keep", "/resume"):
+            return self.turned(path)
+        with nullcontext() if self.in_steps and self.kind(body) == "sampling" else self.engine, torch.no_grad():
             if path == "/collective_rpc":
                 return 200, {"results": [getattr(self, body["method"])(*body["args"])]}
             if path == "/reset_prefix_cache":
@@ -183,6 +197,9 @@ class ModelServer(FakeServer):
                 return 200, {"choices": [{"prompt_logprobs": self.prompt_logprobs(*body["prompt"])}]}
             choices = [self.choice(prompt, body) for prompt in body["prompt"] for _ in range(body["n"])]
             return 200, self.spoil({"choices": [{"index": i, **choice} for i, choice in enumerate(choices)]})
+
+    def basis_progress(self) -> dict[str, int]:
+        return {f"cmpl-{name}-0-beef": count for name, count in self.progress.items()}
 
     def basis_state(self, *given: Any) -> dict[str, Any]:
         return self.worker.basis_state(*given)
@@ -201,17 +218,31 @@ class ModelServer(FakeServer):
         log_probs = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
         return [None, *({str(token): {"logprob": float(log_probs[i, token])}} for i, token in enumerate(ids[1:]))]
 
+    def step(self, ids: list[int], body: dict[str, Any]) -> tuple[int, float]:
+        """The next token and its log-probability."""
+        while True:
+            self.going.wait()
+            with self.engine:
+                # It may have been paused in between.
+                if not self.going.is_set():
+                    continue
+                logits = self.model(torch.tensor([ids])).logits[0, -1] / (body["temperature"] or 1.0)
+                allowed = body.get("allowed_token_ids") or slice(None)
+                kept = torch.full_like(logits, -torch.inf)
+                kept[allowed] = logits[allowed]
+                found = kept.log_softmax(-1)
+                token = int(found.exp().multinomial(1, generator=self.drawn) if body["temperature"] else found.argmax())
+                if "request_id" in body:
+                    self.progress[body["request_id"]] = self.progress.get(body["request_id"], 0) + 1
+                return token, float(found[token])
+
     def choice(self, prompt: list[int], body: dict[str, Any]) -> dict[str, Any]:
         ids, log_probs = list(prompt), []
         while len(log_probs) < body["max_tokens"] and not (log_probs and ids[-1] == self.model.config.eos_token_id):
-            logits = self.model(torch.tensor([ids])).logits[0, -1] / (body["temperature"] or 1.0)
-            allowed = body.get("allowed_token_ids") or slice(None)
-            kept = torch.full_like(logits, -torch.inf)
-            kept[allowed] = logits[allowed]
-            found = kept.log_softmax(-1)
-            token = found.exp().multinomial(1, generator=self.drawn) if body["temperature"] else found.argmax()
-            ids.append(int(token))
-            log_probs.append(float(found[ids[-1]]))
+            token, log_prob = self.step(ids, body)
+            ids.append(token)
+            log_probs.append(log_prob)
+        self.progress.pop(body.get("request_id", ""), None)
         tokens = [f"token_id:{token}" for token in ids[len(prompt) :]]
         rows = {"tokens": tokens, "token_logprobs": log_probs, "top_logprobs": [None] * len(tokens)}
         reason = "stop" if ids[-1] == self.model.config.eos_token_id else "length"

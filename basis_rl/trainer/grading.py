@@ -1,0 +1,142 @@
+"""Rewards of rollouts as they end, in whatever order and from many threads."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from basis_rl.rewards.call import failure, scores_of
+from basis_rl.run.errors import RewardFailed
+from basis_rl.trainer.conversation import StreamedRollout
+
+
+@dataclass(eq=False)
+class Entry:
+    """Rollouts of one prompt, which are scored together.
+
+    Attributes:
+        row: of the dataset.
+        rollouts: G of them; their `rewards` and `logged` are filled in.
+        environments: of each rollout; None without environments.
+    """
+
+    row: Mapping[str, Any]
+    rollouts: Sequence[StreamedRollout]
+    environments: Sequence[Any] | None = None
+    scored: bool = field(default=False, init=False)
+
+
+class Grader:
+    """Calls reward functions with whole groups, as soon as they have ended.
+
+    A coroutine, or a function that names ``environments``, is called for each group by itself, at the same time as for
+    others. Every other function is called by one thread at a time, since it may not be made for more, with all groups
+    that have ended by then.
+
+    Args:
+        functions: the run's reward functions.
+        names: of the functions.
+        state: what functions are given as ``trainer_state``.
+        truncated: whether token ids were cut off by the length limit.
+        loop: on which coroutines run.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[Any],
+        names: Sequence[str],
+        state: Any,
+        truncated: Callable[[Sequence[int]], bool],
+        loop: Callable[[], asyncio.AbstractEventLoop],
+    ) -> None:
+        self._functions = list(zip(names, functions, strict=True))
+        alone = [_is_coroutine(each) or "environments" in inspect.signature(each).parameters for each in functions]
+        self._alone = [index for index, each in enumerate(alone) if each]
+        self._together = [index for index, each in enumerate(alone) if not each]
+        self._state = state
+        self._truncated = truncated
+        self._loop = loop
+        self._turn = threading.Lock()
+        self._changing = threading.Lock()
+        self._waiting: list[Entry] = []
+        self._metrics: dict[str, list[float]] = defaultdict(list)
+
+    def grade(self, entry: Entry) -> None:
+        """Score a group.
+
+        Raises:
+            RewardFailed: a function raised an exception, or returned something else than a score for each rollout.
+        """
+        for index in self._alone:
+            self._score(index, [entry])
+        with self._changing:
+            self._waiting.append(entry)
+        while not entry.scored:
+            turn = self._turn
+            # After `give_up` the turn is another lock.
+            if not turn.acquire(timeout=0.5):
+                continue
+            try:
+                with self._changing:
+                    entries, self._waiting = self._waiting, []
+                if entry not in entries:
+                    # It was in a call that was given up, if it is not scored.
+                    return
+                for index in self._together:
+                    self._score(index, entries)
+                for each in entries:
+                    each.scored = True
+            finally:
+                turn.release()
+
+    def give_up(self) -> None:
+        """Let other groups no longer wait for a call that does not return."""
+        self._turn = threading.Lock()
+
+    def take_metrics(self) -> dict[str, list[float]]:
+        """What functions have passed to ``log_metric`` since the last call."""
+        with self._changing:
+            found, self._metrics = self._metrics, defaultdict(list)
+        return found
+
+    def _score(self, index: int, entries: Sequence[Entry]) -> None:
+        """Fill in the rewards of one function."""
+        name, function = self._functions[index]
+        rows = [entry.row for entry in entries for _ in entry.rollouts]
+        rollouts = [rollout for entry in entries for rollout in entry.rollouts]
+        columns: dict[str, Sequence[Any]] = {}
+        given = {
+            **{key: [row[key] for row in rows] for key in rows[0] if key not in ("prompt", "completion_ids")},
+            "prompts": [each.prompt for each in rollouts],
+            "completions": [each.completion for each in rollouts],
+            "completion_ids": [each.completion_ids for each in rollouts],
+            "truncated": [self._truncated(each.completion_ids) for each in rollouts],
+            "trainer_state": self._state,
+            "log_extra": columns.__setitem__,
+            "log_metric": self._log_metric,
+        }
+        if entries[0].environments is not None:
+            given["environments"] = [each for entry in entries for each in entry.environments or []]
+        try:
+            returned = function(**given)
+            if _is_coroutine(function):
+                returned = asyncio.run_coroutine_threadsafe(returned, self._loop()).result()
+            scores = scores_of(returned, len(rollouts))
+        except Exception as error:
+            raise RewardFailed(f"{failure(name, error)}.") from error
+        for place, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
+            rollout.rewards[index] = score
+            rollout.logged |= {key: values[place] for key, values in columns.items() if place < len(values)}
+
+    def _log_metric(self, name: str, value: float) -> None:
+        with self._changing:
+            self._metrics[name].append(value)
+
+
+def _is_coroutine(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function if inspect.isroutine(function) else type(function).__call__)

@@ -1,0 +1,522 @@
+"""Rollouts that stream: drawn one by one by a server that always has work, and trained on when a batch is there."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from basis_rl.functional.pacing import batches_left, next_batch
+from basis_rl.run.errors import RequestRefused, RewardFailed, RolloutError
+from basis_rl.samplers import Draw
+from basis_rl.trainer.conversation import Conversation, Environments, StreamedRollout
+from basis_rl.trainer.grading import Entry, Grader
+
+# Seconds between two looks at what is waited for, and between two lines about it.
+_POLL = 0.2
+_TELL = 30.0
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How far rollouts may run ahead of the training.
+
+    Attributes:
+        max_staleness: optimizer steps, at most, between the weights with which a rollout began and those it trains.
+        batches: generation batches that are under way while one is trained on.
+        generate_every: micro-batches that a generation batch serves.
+        accumulation: micro-batches of an optimizer step.
+        seconds: that one rollout may take, with tools, environment and grading.
+    """
+
+    max_staleness: int
+    batches: int
+    generate_every: int
+    accumulation: int
+    seconds: float
+
+
+@dataclass(eq=False)
+class Group:
+    """The rollouts of one prompt.
+
+    Attributes:
+        block, place: which of the run's draws the prompt comes from, and where it stands in it.
+        row: of the dataset.
+        rollouts: G of them; None while one is under way.
+        step: optimizer step of the weights with which they began.
+        era: recoveries of the server before they began.
+        attempt: counts how often they were begun; what an earlier one brings is not used.
+        ended: whether all are scored.
+        proven: whether the server is known to have had the right weights all along.
+    """
+
+    block: int
+    place: int
+    row: Mapping[str, Any]
+    rollouts: list[StreamedRollout | None]
+    step: int = 0
+    era: int = 0
+    attempt: int = 0
+    began: float = 0.0
+    ended: bool = False
+    proven: bool = False
+    conversations: list[Conversation] = field(default_factory=list)
+
+
+class Load:
+    """Who waits for whom: seconds of trainer and server, from one batch to the next."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._requests = 0
+        self._idle = 0.0
+        self._idle_since: float | None = None
+        self._began = time.monotonic()
+        self.waited = 0.0
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Within it the server has something to do."""
+        with self._changing:
+            self._requests += 1
+            if self._idle_since is not None:
+                self._idle += time.monotonic() - self._idle_since
+                self._idle_since = None
+        try:
+            yield
+        finally:
+            with self._changing:
+                self._requests -= 1
+                if self._requests == 0:
+                    self._idle_since = time.monotonic()
+
+    def take(self, tokens: int) -> dict[str, float]:
+        """Metrics since the last call, in which a batch of so many tokens was drawn and another one trained on."""
+        now = time.monotonic()
+        with self._changing:
+            if self._idle_since is not None:
+                self._idle += now - self._idle_since
+                self._idle_since = now
+            span = max(1e-9, now - self._began)
+            idle, self._idle = self._idle, 0.0
+        waited, self.waited = self.waited, 0.0
+        self._began = now
+        return {
+            "rollout/waited": waited,
+            "rollout/server_waited": idle,
+            "rollout/hidden": max(0.0, 1.0 - waited / span),
+            "rollout/server_tokens_per_second": tokens / max(1e-9, span - idle),
+            "rollout/trainer_tokens_per_second": tokens / max(1e-9, span - waited),
+        }
+
+
+class Stream:
+    """Groups that are under way or have ended, on the main process, which alone asks the server for them.
+
+    Every rollout has a thread of its own: it waits for the server, for tools and for reward functions, and holds up no
+    other one. Groups are used once all their rollouts are scored; which ones, and when a batch has to wait, is told by
+    `basis_rl.functional.pacing`. None is dropped. A rollout that takes too long or whose environment fails is used
+    without a reward. After the server had to be recovered, whatever it may have drawn with wrong weights is drawn
+    again.
+
+    Args:
+        engine: the run's `basis_rl.engine.generation.Generation`.
+        trainer: the run; conversations are TRL's own, with its state.
+        grader: scores groups.
+        tokenizer: of the policy; the stream makes a copy.
+        pace: of the stream.
+        size: groups of a generation batch.
+        num_generations: G.
+    """
+
+    def __init__(
+        self, engine: Any, trainer: Any, grader: Grader, tokenizer: Any, pace: Pace, size: int, num_generations: int
+    ) -> None:
+        self.engine = engine
+        self.grader = grader
+        self.pace = pace
+        self.size = size
+        self.num_generations = num_generations
+        self._trainer = trainer
+        # Padding and truncation, which other threads may set, would change a tokenizer that is in use.
+        self._tokenizer = copy.deepcopy(tokenizer)
+        # Greedy rollouts and evaluations change the engine's own for a while.
+        self._sampling = engine.sampling()
+        self._environments = Environments(trainer.environment_factories)
+        self._changed = threading.Condition()
+        self._groups: list[Group] = []
+        self._ended: list[Group] = []
+        self._taken: dict[int, list[Group]] = {}
+        self._lost: RolloutError | None = None
+        self._fatal: Exception | None = None
+        self._load = Load()
+
+    # The threads.
+
+    def submit(self, groups: Iterable[tuple[int, int, Mapping[str, Any]]]) -> None:
+        """Begin rollouts: of each group its block, its place in it, and its row of the dataset."""
+        for block, place, row in groups:
+            group = Group(block, place, row, [])
+            with self._changed:
+                self._groups.append(group)
+            self._begin(group)
+
+    def _begin(self, group: Group) -> None:
+        with self._changed:
+            group.attempt += 1
+            group.ended = group.proven = False
+            group.step = self.engine.served_step
+            group.era = self.engine.recoveries
+            group.began = time.monotonic()
+            group.rollouts = [None] * self.num_generations
+            given = (self._trainer, group.row, self._tokenizer, self._environments, self._ask)
+            group.conversations = [Conversation(*given) for _ in group.rollouts]
+        for index in range(self.num_generations):
+            arguments = (group, group.attempt, index)
+            threading.Thread(target=self._roll_out, args=arguments, name="rollout", daemon=True).start()
+
+    def _ask(self, prompt: list[int], most: int) -> Mapping[str, Any]:
+        with self._load.request():
+            found: Mapping[str, Any] = self.engine.vllm_client.complete_one(
+                prompt, most, self.engine.served_step, self._sampling
+            )
+        return found
+
+    def _roll_out(self, group: Group, attempt: int, index: int) -> None:
+        """What a rollout's thread does; the last one of a group also grades it."""
+        conversation = group.conversations[index]
+        try:
+            rollout = conversation.rolled_out()
+        except RolloutError as error:
+            self._note(lost=error)
+            return
+        except RequestRefused as error:
+            self._note(fatal=error)
+            return
+        # A tool or an environment may raise anything.
+        except Exception as error:
+            rollout = self._unscored(group, f"{type(error).__name__}: {str(error)[:300]}")
+        self._arrived(group, attempt, index, rollout)
+
+    def _note(self, lost: RolloutError | None = None, fatal: Exception | None = None) -> None:
+        with self._changed:
+            self._lost = self._lost or lost
+            self._fatal = self._fatal or fatal
+            self._changed.notify_all()
+
+    def _unscored(self, group: Group, failure: str) -> StreamedRollout:
+        _logger.warning("A rollout has no reward: %s", failure)
+        unused = Conversation(self._trainer, group.row, self._tokenizer, self._environments, self._ask)
+        return unused.unscored(failure)
+
+    def _arrived(self, group: Group, attempt: int, index: int, rollout: StreamedRollout) -> None:
+        with self._changed:
+            # It may have been begun again, or been given up.
+            if group.attempt != attempt or group.rollouts[index] is not None:
+                return
+            group.rollouts[index] = rollout
+            group.conversations[index].phase = "reward"
+            whole = [each for each in group.rollouts if each is not None]
+        if len(whole) == self.num_generations:
+            self._grade(group, attempt, whole)
+
+    def _grade(self, group: Group, attempt: int, rollouts: Sequence[StreamedRollout]) -> None:
+        drawn = [index for index, each in enumerate(rollouts) if not each.failure]
+        environments = [(group.conversations[index].environments or [None])[0] for index in drawn]
+        known = self._environments.factories is not None
+        entry = Entry(group.row, [rollouts[index] for index in drawn], environments if known else None)
+        for rollout in rollouts:
+            rollout.rewards = [math.nan] * len(self._trainer.reward_func_names)
+        try:
+            if drawn:
+                self.grader.grade(entry)
+        except RewardFailed as error:
+            self._note(fatal=error)
+            return
+        with self._changed:
+            if group.attempt == attempt and not group.ended:
+                self._end(group)
+        for index in drawn:
+            group.conversations[index].close()
+
+    def _end(self, group: Group) -> None:
+        group.ended = True
+        self._ended.append(group)
+        self._changed.notify_all()
+
+    # The main thread.
+
+    def take(self, number: int, step: int, offset: int) -> list[tuple[int, int, list[StreamedRollout]]]:
+        """Wait for generation batch `number` and return its groups: block, place, rollouts.
+
+        Args:
+            number: of the generation batch.
+            step: optimizer steps taken.
+            offset: micro-batches since then.
+
+        Raises:
+            RolloutError: the server failed. Once it is well again and has the weights, call it again.
+            RequestRefused, RewardFailed: waiting would not help.
+        """
+        began = time.monotonic()
+        told = began
+        while True:
+            with self._changed, self.engine.interrupting():
+                self._look_after()
+                chosen = self._chosen(step, offset)
+                if chosen is None:
+                    self._changed.wait(_POLL)
+            if chosen is not None:
+                self.engine.vllm_client.prove()
+                _require_some(chosen)
+                break
+            if time.monotonic() - told > _TELL:
+                told = time.monotonic()
+                print(f"Waiting for rollouts since {told - began:.0f} s: {self.described()}.", flush=True)
+        with self._changed:
+            for group in self._ended:
+                group.proven = True
+            for group in chosen:
+                self._groups.remove(group)
+                self._ended.remove(group)
+        self._taken[number] = chosen
+        self._load.waited += time.monotonic() - began
+        return [(each.block, each.place, [rollout for rollout in each.rollouts if rollout]) for each in chosen]
+
+    def _look_after(self) -> None:
+        """Raise what threads have met, begin again what a failed server drew, and give up what takes too long."""
+        if self._fatal is not None:
+            raise self._fatal
+        if self._lost is not None:
+            lost = self._lost
+            self._lost = None
+            raise lost
+        late = time.monotonic() - self.pace.seconds
+        for group in self._groups:
+            if group.era != self.engine.recoveries and not group.proven:
+                if group.ended:
+                    self._ended.remove(group)
+                self._begin(group)
+            elif not group.ended and group.began < late:
+                self._give_up(group)
+
+    def _give_up(self, group: Group) -> None:
+        """Use a group as it is; what has not come has no reward."""
+        phases = {group.conversations[index].phase for index, each in enumerate(group.rollouts) if each is None}
+        attempt = group.attempt
+        for index, rollout in enumerate(group.rollouts):
+            if rollout is None:
+                waited = f"not there after {self.pace.seconds:g} s, waiting for the {group.conversations[index].phase}"
+                group.rollouts[index] = self._unscored(group, waited)
+        whole = [each for each in group.rollouts if each is not None]
+        if phases and any(not each.failure for each in whole):
+            # The others are graded, and have as long for it again.
+            group.began = time.monotonic()
+            threading.Thread(target=self._grade, args=(group, attempt, whole), daemon=True).start()
+            return
+        if not phases:
+            _logger.warning("A group has no reward: grading took more than %g s.", self.pace.seconds)
+            self.grader.give_up()
+        for rollout in whole:
+            rollout.rewards = [math.nan] * len(self._trainer.reward_func_names)
+        self._end(group)
+
+    def _chosen(self, step: int, offset: int) -> list[Group] | None:
+        def left(group: Group) -> int:
+            pace = self.pace
+            age = step - group.step
+            return batches_left(age, pace.max_staleness, pace.generate_every, pace.accumulation, offset)
+
+        running = [left(group) for group in self._groups if not group.ended]
+        found = next_batch([left(group) for group in self._ended], running, self.size)
+        return None if found is None else [self._ended[index] for index in found]
+
+    def described(self) -> str:
+        """What the groups that have not ended wait for."""
+        phases = [each.phase for group in self._groups if not group.ended for each in group.conversations]
+        counts = {phase: phases.count(phase) for phase in dict.fromkeys(phases)}
+        waiting = ", ".join(f"{count} for the {phase}" for phase, count in counts.items())
+        return f"{len(self._ended)} groups have ended, {len(phases)} rollouts are under way ({waiting})"
+
+    def metrics(self, step: int, number: int) -> dict[str, float]:
+        """``rollout/*`` of the batch that was taken last."""
+        rollouts = [each for group in self._taken[number] for each in group.rollouts if each]
+        ages = [
+            step - drawn for each in rollouts for drawn, own in zip(each.steps, each.tool_mask, strict=False) if own
+        ]
+        under_way = [group for group in self._groups if not group.ended]
+        return {
+            "rollout/staleness": sum(ages) / max(1, len(ages)),
+            "rollout/staleness_max": float(max(ages, default=0)),
+            "rollout/in_flight": float(len(under_way) * self.num_generations),
+            "rollout/failed": sum(bool(each.failure) for each in rollouts) / len(rollouts),
+            **self._load.take(sum(sum(each.tool_mask) for each in rollouts)),
+        }
+
+    # Checkpoints.
+
+    def settle(self, number: int) -> None:
+        """Generation batches before `number` are trained on: their rollouts are not needed any more."""
+        self._taken = {each: groups for each, groups in self._taken.items() if each >= number}
+
+    def give_back(self, number: int) -> None:
+        """The generation batches from `number` on are not trained on: their groups are ready to be taken again."""
+        for each in [each for each in self._taken if each >= number]:
+            groups = self._taken.pop(each)
+            with self._changed:
+                self._groups = [*groups, *self._groups]
+                self._ended = [*groups, *self._ended]
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Of each group its prompt, by block and place, and its rollouts, if they are scored and proven."""
+        with self._changed:
+            return [
+                {
+                    "at": (group.block, group.place),
+                    "step": group.step,
+                    "rollouts": [dict(vars(each)) for each in group.rollouts if each] if group.proven else None,
+                }
+                for group in self._groups
+            ]
+
+    def load_state_dict(self, state: Sequence[Mapping[str, Any]], row: Callable[[int, int], Mapping[str, Any]]) -> None:
+        """Restore `state_dict`'s result, with the rows of the dataset by block and place. What was under way begins
+        again with the next `take`."""
+        self._groups = []
+        self._ended = []
+        for each in state:
+            rollouts = [StreamedRollout(**fields) for fields in each["rollouts"] or []]
+            block, place = each["at"]
+            group = Group(block, place, row(block, place), list(rollouts), step=int(each["step"]), era=-1)
+            group.ended = group.proven = bool(rollouts)
+            self._groups.append(group)
+            self._ended += [group] if rollouts else []
+
+
+def _require_some(groups: Sequence[Group]) -> None:
+    """Raise RewardFailed if no rollout of a batch could be scored."""
+    failures = [each.failure for group in groups for each in group.rollouts if each is not None]
+    if all(failures):
+        raise RewardFailed(f"All {len(failures)} rollouts of a batch failed. The first one: {failures[0]}")
+
+
+class StreamedBatches:
+    """Which prompts a stream is given and which batches come out, on every rank alike.
+
+    Prompts are drawn a generation batch at a time, as soon as rollouts of them may begin: a block. A batch may have
+    prompts of several blocks. `batches` blocks are under way while a batch is trained on.
+
+    Args:
+        engine: the run's `basis_rl.engine.generation.Generation`.
+        stream: None on all but the main process.
+        pace: of the stream.
+        draw: draws the block with a given number.
+        dataset: of the prompts.
+    """
+
+    def __init__(
+        self, engine: Any, stream: Stream | None, pace: Pace, draw: Callable[[int], Draw], dataset: Any
+    ) -> None:
+        self.engine = engine
+        self.stream = stream
+        self.pace = pace
+        self.dataset = dataset
+        self._draw = draw
+        self._blocks: dict[int, Draw] = {}
+        # Places of each block that are not in a batch yet.
+        self._open: dict[int, set[int]] = {}
+        self._next = 0
+        self._taken: dict[int, list[tuple[int, int]]] = {}
+
+    def fill(self, batches: int) -> None:
+        """Draw and submit all blocks before number `batches`."""
+        while self._next < batches:
+            number = self._next
+            self._next += 1
+            draw = self._draw(number)
+            self._blocks[number] = draw
+            self._open[number] = set(range(len(draw.rows)))
+            if self.stream is not None:
+                self.stream.submit((number, place, self._row(number, place)) for place in range(len(draw.rows)))
+
+    def _row(self, block: int, place: int) -> dict[str, Any]:
+        row: dict[str, Any] = self.dataset[int(self._blocks[block].rows[place])]
+        return row
+
+    def take(self, number: int, step: int, offset: int) -> tuple[Draw, list[StreamedRollout], Tensor]:
+        """Generation batch `number`: its prompts, and the rollouts and rewards of all ranks. Collective.
+
+        Args:
+            number: of the generation batch.
+            step: optimizer steps taken.
+            offset: micro-batches since then.
+        """
+
+        def wait() -> Any:
+            assert self.stream is not None
+            return self.stream.take(number, step, offset)
+
+        found = self.engine.persist(lambda: self.engine.by_main(wait))
+        places = [(block, place) for block, place, _ in found]
+        self._taken[number] = places
+        for block, place in places:
+            self._open[block].remove(place)
+        rollouts = [rollout for *_, group in found for rollout in group]
+        return self._composed(places), rollouts, torch.tensor([each.rewards for each in rollouts])
+
+    def _composed(self, places: Sequence[tuple[int, int]]) -> Draw:
+        """The draw of a batch whose prompts come from several blocks; its metrics are their mean."""
+        draws = [self._blocks[block] for block, _ in places]
+        rows = torch.stack([draw.rows[place] for draw, (_, place) in zip(draws, places, strict=True)])
+        ratios = [draw.ratio[place] for draw, (_, place) in zip(draws, places, strict=True) if draw.ratio is not None]
+        names = draws[0].metrics
+        metrics = {name: sum(draw.metrics[name] for draw in draws) / len(draws) for name in names}
+        return Draw(rows, torch.stack(ratios) if len(ratios) == len(draws) else None, metrics)
+
+    def settle(self, number: int) -> None:
+        """Generation batches before `number` are trained on."""
+        self._taken = {each: places for each, places in self._taken.items() if each >= number}
+        needed = {block for places in self._taken.values() for block, _ in places}
+        for block in [block for block, places in self._open.items() if not places and block not in needed]:
+            del self._open[block], self._blocks[block]
+        if self.stream is not None:
+            self.stream.settle(number)
+
+    def give_back(self, number: int) -> None:
+        """Generation batches from `number` on are not trained on: their groups are ready to be taken again."""
+        for each in [each for each in self._taken if each >= number]:
+            for block, place in self._taken.pop(each):
+                self._open[block].add(place)
+        if self.stream is not None:
+            self.stream.give_back(number)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "next": self._next,
+            "blocks": {number: (draw.rows, draw.ratio, draw.metrics) for number, draw in self._blocks.items()},
+            "open": {number: sorted(places) for number, places in self._open.items()},
+            "pace": dict(vars(self.pace)),
+            "groups": None if self.stream is None else self.stream.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`'s result. Rollouts of a run with another pace are drawn again: they may be too old."""
+        self._next = int(state["next"])
+        self._blocks = {int(number): Draw(*fields) for number, fields in state["blocks"].items()}
+        self._open = {int(number): set(places) for number, places in state["open"].items()}
+        self._taken = {}
+        if self.stream is not None:
+            known = state["pace"] == vars(self.pace)
+            groups = [each if known else {**each, "rollouts": None} for each in state["groups"]]
+            self.stream.load_state_dict(groups, self._row)
