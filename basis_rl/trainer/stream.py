@@ -83,7 +83,13 @@ class Load:
         self._idle = 0.0
         self._idle_since: float | None = None
         self._began = time.monotonic()
+        self._tokens = 0
         self.waited = 0.0
+
+    def count(self, tokens: int) -> None:
+        """The server has drawn so many tokens."""
+        with self._changing:
+            self._tokens += tokens
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -102,7 +108,7 @@ class Load:
                     self._idle_since = time.monotonic()
 
     def take(self, tokens: int) -> dict[str, float]:
-        """Metrics since the last call, in which a batch of so many tokens was drawn and another one trained on."""
+        """Metrics since the last call; since then a batch was trained on, and one of so many tokens comes next."""
         now = time.monotonic()
         with self._changing:
             if self._idle_since is not None:
@@ -110,14 +116,15 @@ class Load:
                 self._idle_since = now
             span = max(1e-9, now - self._began)
             idle, self._idle = self._idle, 0.0
+            drawn, self._tokens = self._tokens, 0
         waited, self.waited = self.waited, 0.0
         self._began = now
         return {
             "rollout/waited": waited,
             "rollout/server_waited": idle,
             "rollout/hidden": max(0.0, 1.0 - waited / span),
-            "rollout/server_tokens_per_second": tokens / max(1e-9, span - idle),
-            "rollout/trainer_tokens_per_second": tokens / max(1e-9, span - waited),
+            "rollout/server_tokens_per_second": drawn / max(1e-3, span - idle),
+            "rollout/trainer_tokens_per_second": tokens / max(1e-3, span - waited),
         }
 
 
@@ -191,6 +198,7 @@ class Stream:
             found: Mapping[str, Any] = self.engine.vllm_client.complete_one(
                 prompt, most, self.engine.served_step, self._sampling
             )
+        self._load.count(len(found["completion_ids"]))
         return found
 
     def _roll_out(self, group: Group, attempt: int, index: int) -> None:
