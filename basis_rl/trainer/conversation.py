@@ -11,7 +11,7 @@ from typing import Any
 
 from trl import GRPOTrainer
 
-from basis_rl.trainer.turns import read_turn, settled_answers
+from basis_rl.trainer import turns
 
 # An id's completion: ``ask(token ids of the prompt, most tokens)`` -> its ids, log-probabilities and policies.
 Ask = Callable[[list[int], int], Mapping[str, Any]]
@@ -182,7 +182,7 @@ class Conversation:
         return [answer["completion_ids"]], [answer["logprobs"]]
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
-        self.failed_calls += settled_answers(tool_messages, self._tokenizer.all_special_tokens)
+        self.failed_calls += turns.settled_answers(tool_messages, self._tokenizer.all_special_tokens)
         found: list[int] = GRPOTrainer._get_tool_suffix_ids(self, tool_messages)
         return found
 
@@ -191,7 +191,7 @@ class Conversation:
         if isinstance(prompt, str):
             return self._tokenizer.decode(ids, skip_special_tokens=True)
         if any(getattr(self._tokenizer, name, None) for name in ("response_template", "response_schema")):
-            return [read_turn(self._tokenizer, ids, prefix=prompt_ids, tools=self.tools)]
+            return [turns.read_turn(self._tokenizer, ids, prefix=prompt_ids, tools=self.tools)]
         return [{"role": "assistant", "content": self._tokenizer.decode(ids, skip_special_tokens=True)}]
 
     def _steps_of(self, mask: list[int]) -> list[int]:

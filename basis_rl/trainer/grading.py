@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -72,6 +73,8 @@ class Grader:
         Raises:
             RewardFailed: a function raised an exception, or returned something else than a score for each rollout.
         """
+        for rollout in entry.rollouts:
+            rollout.rewards = [math.nan] * len(self._functions)
         for index in self._alone:
             self._score(index, [entry])
         with self._changing:
@@ -118,7 +121,7 @@ class Grader:
             "truncated": [self._truncated(each.completion_ids) for each in rollouts],
             "trainer_state": self._state,
             "log_extra": columns.__setitem__,
-            "log_metric": self._log_metric,
+            "log_metric": self._noted,
         }
         if entries[0].environments is not None:
             given["environments"] = [each for entry in entries for each in entry.environments or []]
@@ -133,7 +136,7 @@ class Grader:
             rollout.rewards[index] = score
             rollout.logged |= {key: values[place] for key, values in columns.items() if place < len(values)}
 
-    def _log_metric(self, name: str, value: float) -> None:
+    def _noted(self, name: str, value: float) -> None:
         with self._changing:
             self._metrics[name].append(value)
 

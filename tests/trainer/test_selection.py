@@ -119,7 +119,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(baseline, sampler, tmp_path):
 
 
 def test_a_batch_that_was_drawn_ahead_is_not_drawn_again():
-    """As with async_prefetch: the belief has learnt since, and a resumed run has another one."""
+    """The belief has learnt since, and a resumed run has another one."""
     first, second = fake_selection(), fake_selection()
     ahead = [row["prompt_id"] for row in first.rows(1)]
     second.load_state_dict(first.state_dict())
@@ -344,7 +344,7 @@ class Never(Variance):
         ("frontier", {"train_dataset": TWICE}, r"draws different prompts, but 8 of 16 rows .* take .* 'uniform'"),
         ("variance", {"train_dataset": STREAM}, "needs a dataset that can be indexed, not a IterableDataset"),
         ("dynamic", {"num_generations": 1}, "num_generations to 2 or more"),
-        ("dynamic", {"async_prefetch": True, "use_vllm": True, "vllm_mode": "server"}, "async_prefetch"),
+        ("dynamic", {"rollouts": "stream", "use_vllm": True, "vllm_mode": "server"}, "rollouts: stream"),
     ],
 )
 def test_mistakes_are_one_message_before_anything_is_spent(sampler, settings, said, tmp_path):

