@@ -95,7 +95,7 @@ def baselines(prompts: int) -> dict[str, Baseline]:
     return {name: build_baseline(name, **given.get(name, {})) for name in BASELINES if name not in NEEDS_A_MODEL}
 
 
-NEEDS_A_MODEL = {"ppo"}  # its critic is part of the step, not of the advantages
+NEEDS_A_MODEL = {"ppo", "sao"}  # its critic is part of the step, not of the advantages
 
 
 def measure_baselines(sizes: Sequence[int], rounds: int) -> dict[str, dict[str, Any]]:

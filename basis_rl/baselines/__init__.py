@@ -19,6 +19,7 @@ from basis_rl.baselines.group import DrGrpo, Ebpo, Gdpo, Grpo, JamesStein, MaxRl
 from basis_rl.baselines.history import BasisHistory
 from basis_rl.baselines.ppo import Ppo
 from basis_rl.baselines.reinforce import BatchMean, NoBaseline, ReinforcePP, ReinforcePPBaseline, ReMax, WReinforce
+from basis_rl.baselines.sao import Sao
 from basis_rl.baselines.spo import Spo
 from basis_rl.baselines.token import EnergyBaseline, IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline
 from basis_rl.registry import build, name_of
@@ -52,6 +53,7 @@ __all__ = [
     "ReinforcePP",
     "ReinforcePPBaseline",
     "Rloo",
+    "Sao",
     "Spo",
     "TokenLoss",
     "WReinforce",
@@ -77,6 +79,7 @@ BASELINES: dict[str, type[Baseline]] = {
     "otb": OptimalTokenBaseline,
     "isolated_energy": IsolatedEnergy,
     "ppo": Ppo,
+    "sao": Sao,
     "spo": Spo,
     "james_stein": JamesStein,
     "ebpo": Ebpo,

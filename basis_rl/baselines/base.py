@@ -178,6 +178,10 @@ class LearnedBaseline(Baseline):
             ValueError: no such module.
         """
 
+    def frozen_parameters(self, policy_config: Any) -> int:
+        """How many of `module_parameters` never learn, and need neither gradients nor an optimizer's state."""
+        return 0
+
     @abstractmethod
     def loss(self, predicted: Tensor, batch: RolloutBatch) -> TokenLoss:
         """The module's loss on some rows of a batch.

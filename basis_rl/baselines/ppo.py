@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from basis_rl.baselines.base import LearnedBaseline, Learning, TokenLevel, TokenLoss, scorable_rows
-from basis_rl.functional.gae import clipped_value_loss, explained_variance, gae
+from basis_rl.functional.gae import clipped_value_loss, explained_variance, gae, length_adaptive_lam
 from basis_rl.functional.packing import Packing
 from basis_rl.types import Advantages, RolloutBatch
 
 _HEAD_RATE = 1e-3
-_MODEL_RATE = 1e-5
+# Ends of the class names of layers that mix tokens: attention, and what hybrid models have in its place.
+_TOKEN_MIXER = re.compile(r"(Attention\d*|DeltaNet|Mixer|MambaLayer|ShortConv(olution)?|RecurrentBlock)$")
 
 
 class Ppo(LearnedBaseline):
@@ -37,13 +39,17 @@ class Ppo(LearnedBaseline):
     Args:
         gamma: discount of a token, in (0, 1].
         lam: lambda of the advantages, in [0, 1].
+        lam_alpha: lambda of the advantages is ``1 - 1 / (lam_alpha l)`` instead of `lam`, where l is the number of
+            actions (`basis_rl.functional.gae.length_adaptive_lam`); None keeps `lam`.
         critic_lam: lambda of the critic's targets; None is `lam`. With ``lam < 1``, 1.0 keeps the targets unbiased
             (decoupled GAE, arXiv:2503.01491).
         cliprange_value: how far a value may move in one generation batch, in reward units; None does not clip.
-        critic_model: Hub id or folder of the value model's backbone; None is a head on the policy.
+        critic_model: Hub id or folder of the value model's backbone; "policy" is the model that the policy starts
+            from, None a head on the policy.
         critic_learning_rate: None is 1e-3 for a head, 1e-5 for a value model.
         critic_epochs: passes over each generation batch.
         critic_warmup_steps: generation batches from which only the critic learns.
+        critic_freeze_attention: keep the value model's attention as it was loaded (`freeze_attention`).
         whiten_advantages: ``(A - mean) / (std + 1e-8)`` over the action tokens of the global batch.
 
     Raises:
@@ -54,36 +60,49 @@ class Ppo(LearnedBaseline):
     uses_own_reward: bool = True
     reads_kl: bool = True
     token_level: TokenLevel = "always"
+    # The learning rate of a value model, if none is given.
+    model_rate: float = 1e-5
 
     def __init__(
         self,
         gamma: float = 1.0,
         lam: float = 1.0,
+        lam_alpha: float | None = None,
         critic_lam: float | None = None,
         cliprange_value: float | None = 0.5,
         critic_model: str | None = None,
         critic_learning_rate: float | None = None,
         critic_epochs: int = 1,
         critic_warmup_steps: int = 0,
+        critic_freeze_attention: bool = False,
         whiten_advantages: bool = True,
     ) -> None:
+        own = type(self).__name__.lower()
         for name, value, least in (("gamma", gamma, 1e-9), ("lam", lam, 0.0), ("critic_lam", critic_lam, 0.0)):
             if value is not None and not least <= value <= 1:
-                raise ValueError(f"ppo: {name} must be between 0 and 1, got {value}.")
-        for name, number in (("cliprange_value", cliprange_value), ("critic_learning_rate", critic_learning_rate)):
+                raise ValueError(f"{own}: {name} must be between 0 and 1, got {value}.")
+        positive = {"cliprange_value": cliprange_value, "critic_learning_rate": critic_learning_rate}
+        for name, number in (positive | {"lam_alpha": lam_alpha}).items():
             if number is not None and not number > 0:
-                raise ValueError(f"ppo: {name} must be positive, or left out, got {number}.")
+                raise ValueError(f"{own}: {name} must be positive, or left out, got {number}.")
         if critic_epochs < 1 or critic_warmup_steps < 0:
             given = f"{critic_epochs} and {critic_warmup_steps}"
-            raise ValueError(f"ppo: needs critic_epochs >= 1 and critic_warmup_steps >= 0, got {given}.")
+            raise ValueError(f"{own}: needs critic_epochs >= 1 and critic_warmup_steps >= 0, got {given}.")
+        if critic_freeze_attention and critic_model is None:
+            raise ValueError(
+                f"{own}: critic_freeze_attention needs a value model, but critic_model is null. Set critic_model: "
+                "policy, or critic_freeze_attention: false."
+            )
         self.gamma = gamma
         self.lam = lam
+        self.lam_alpha = lam_alpha
         self.critic_lam = lam if critic_lam is None else critic_lam
         self.cliprange_value = cliprange_value
         self.critic_model = critic_model
-        self.critic_learning_rate = critic_learning_rate or (_MODEL_RATE if critic_model else _HEAD_RATE)
+        self.critic_learning_rate = critic_learning_rate or (self.model_rate if critic_model else _HEAD_RATE)
         self.critic_epochs = critic_epochs
         self.critic_warmup_steps = critic_warmup_steps
+        self.critic_freeze_attention = critic_freeze_attention
         self.whiten_advantages = whiten_advantages
         self.scales = whiten_advantages
         self.uses_own_reward = whiten_advantages
@@ -94,25 +113,45 @@ class Ppo(LearnedBaseline):
         return Learning(rate=self.critic_learning_rate, epochs=self.critic_epochs)
 
     def build_module(self, policy: Any, tokenizer: Any) -> nn.Module:
-        if self.critic_model is not None:
-            return load_value_model(self.critic_model, tokenizer)
-        return ValueHead(int(policy.config.get_text_config().hidden_size))
+        if self.critic_model is None:
+            return ValueHead(int(policy.config.get_text_config().hidden_size))
+        name = self.critic_model
+        if name == "policy":
+            name = policy.config.name_or_path
+            if not name:
+                raise ValueError(
+                    "critic_model 'policy' needs a policy that was loaded from the Hub or a folder. Name one of them "
+                    "as critic_model."
+                )
+        model = load_value_model(name, tokenizer)
+        if self.critic_freeze_attention:
+            freeze_attention(model.backbone)
+        return model
 
     def module_parameters(self, policy_config: Any) -> int:
+        return sum(parameter.numel() for parameter in self._without_weights(policy_config).parameters())
+
+    def frozen_parameters(self, policy_config: Any) -> int:
+        if not self.critic_freeze_attention:
+            return 0
+        module = self._without_weights(policy_config)
+        freeze_attention(module)
+        return sum(parameter.numel() for parameter in module.parameters() if not parameter.requires_grad)
+
+    def _without_weights(self, policy_config: Any) -> nn.Module:
+        """The module on the meta device, where parameters have shapes, but no memory."""
         from transformers import AutoConfig, AutoModel
 
-        config = policy_config if self.critic_model is None else _load(AutoConfig, self.critic_model)
+        others = self.critic_model not in (None, "policy")
+        config = _load(AutoConfig, str(self.critic_model)) if others else policy_config
         hidden = int(config.get_text_config().hidden_size)
-        # On the meta device parameters have shapes, but no memory.
         with torch.device("meta"):
-            own = self.critic_model is not None
-            module = ValueModel(AutoModel.from_config(config), hidden) if own else ValueHead(hidden)
-        return sum(parameter.numel() for parameter in module.parameters())
+            return ValueHead(hidden) if self.critic_model is None else ValueModel(AutoModel.from_config(config), hidden)
 
     def policy_waits(self, step: int) -> bool:
         return step < self.critic_warmup_steps
 
-    def _estimate(self, batch: RolloutBatch, lam: float) -> tuple[Tensor, Tensor, Tensor]:
+    def _estimate(self, batch: RolloutBatch, lam: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Values and estimates with `lam`, ``(N, T)`` float64, and the tokens that count; 0 elsewhere."""
         assert batch.values is not None
         counts = batch.action_mask & scorable_rows(batch)[:, None]
@@ -120,9 +159,11 @@ class Ppo(LearnedBaseline):
         return values, gae(batch.rewards, values, counts, batch.kl, gamma=self.gamma, lam=lam), counts
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
-        values, estimate, counts = self._estimate(batch, self.lam)
+        lam = self.lam if self.lam_alpha is None else length_adaptive_lam(self.lam_alpha, batch.action_mask)
+        values, estimate, counts = self._estimate(batch, lam)
         # The metrics compare with the whole return (lam = 1), whatever lam the policy's advantages have.
-        returns = values + (estimate if self.lam == 1 else self._estimate(batch, 1.0)[1])
+        whole = self.lam == 1 and self.lam_alpha is None
+        returns = values + (estimate if whole else self._estimate(batch, 1.0)[1])
         metrics: dict[str, float] = {}
         if bool(counts.any()):
             metrics = {"value_mean": float(values[counts].mean()), "value_target_mean": float(returns[counts].mean())}
@@ -211,7 +252,7 @@ def _load(kind: Any, name: str, **settings: Any) -> Any:
     try:
         return kind.from_pretrained(name, **settings)
     except (OSError, ValueError) as error:
-        raise ValueError(f"ppo: critic_model '{name}' could not be loaded: {str(error)[:300]}") from error
+        raise ValueError(f"critic_model '{name}' could not be loaded: {str(error)[:300]}") from error
 
 
 def load_value_model(name: str, tokenizer: Any) -> ValueModel:
@@ -230,11 +271,28 @@ def load_value_model(name: str, tokenizer: Any) -> ValueModel:
         own = None
     policys = tokenizer.get_vocab()
     if own is not None and any(own.get(token) != number for token, number in policys.items()):
-        way_out = "Take a model of the policy's family, or leave critic_model out for a head on the policy"
-        raise ValueError(f"ppo: critic_model '{name}' has another tokenizer than the policy. {way_out}.")
+        way_out = "Take a model of the policy's family, or set critic_model to null for a head on the policy"
+        raise ValueError(f"critic_model '{name}' has another tokenizer than the policy. {way_out}.")
     for module in backbone.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
     return ValueModel(backbone, int(backbone.config.get_text_config().hidden_size))
+
+
+def freeze_attention(backbone: nn.Module) -> None:
+    """Take attention out of the training, and in hybrid models the layers in its place (linear attention, Mamba).
+
+    All parameters of these layers are frozen, including norms within them. MLPs, experts, routers, the norms between
+    layers and embeddings go on learning.
+
+    Raises:
+        ValueError: there is no such layer.
+    """
+    mixers = [module for module in backbone.modules() if _TOKEN_MIXER.search(type(module).__name__)]
+    if not mixers:
+        name = type(backbone).__name__
+        raise ValueError(f"No attention was found in the critic's {name}. Set critic_freeze_attention: false.")
+    for module in mixers:
+        module.requires_grad_(False)

@@ -27,7 +27,13 @@ def reward_to_go(rewards: Tensor, kl: Tensor | None, action_mask: Tensor) -> Ten
 
 
 def gae(
-    rewards: Tensor, values: Tensor, action_mask: Tensor, kl: Tensor | None = None, *, gamma: float, lam: float
+    rewards: Tensor,
+    values: Tensor,
+    action_mask: Tensor,
+    kl: Tensor | None = None,
+    *,
+    gamma: float,
+    lam: float | Tensor,
 ) -> Tensor:
     """Generalised advantage estimates, arXiv:1506.02438, Eq. 16, over the action tokens a = 0 .. A-1 of a rollout::
 
@@ -45,7 +51,7 @@ def gae(
         action_mask: ``(N, T)`` bool.
         kl: ``(N, T)``, coefficient included, or None.
         gamma: discount of an action, in [0, 1].
-        lam: in [0, 1]; 1 is the return less the value, 0 the one-step error alone.
+        lam: in [0, 1], one number or ``(N,)``; 1 is the return less the value, 0 the one-step error alone.
 
     Returns:
         ``(N, T)`` float64; 0 outside the mask and in rows without a reward.
@@ -69,6 +75,22 @@ def gae(
         running = delta[:, a] + gamma * lam * running
         advantage[:, a] = running
     return unalign(advantage, mask)
+
+
+def length_adaptive_lam(alpha: float, action_mask: Tensor) -> Tensor:
+    """``lam_i = max(1 - 1 / (alpha l_i), 0)``, arXiv:2504.05118: the longer a rollout, the nearer to 1.
+
+    So the estimate sums over about ``alpha l`` actions, whatever the length.
+
+    Args:
+        alpha: > 0.
+        action_mask: ``(N, T)`` bool; ``l_i`` counts a row's actions, at least 1.
+
+    Returns:
+        ``(N,)`` float64 in [0, 1).
+    """
+    lengths = action_mask.sum(dim=1).clamp(min=1).double()
+    return (1.0 - 1.0 / (alpha * lengths)).clamp(min=0.0)
 
 
 def clipped_value_loss(predicted: Tensor, old: Tensor, targets: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:

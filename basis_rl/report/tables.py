@@ -57,7 +57,10 @@ class Metric:
     section: str = "Baseline, gradient, policy"
 
 
+# Shares of the time that trainer and server waited for each other.
+WAITED = ("rollout/waited_share", "rollout/server_waited_share")
 _prompts = partial(Metric, section="Prompts")
+_streamed = partial(Metric, section="Streamed rollouts")
 METRICS = [
     Metric("calibrated β", "baseline/beta", end=True, log=True, x="step"),
     Metric("mean of (r − b)²", "baseline/mse_to_reward", "{:.4f}".format),
@@ -79,6 +82,9 @@ METRICS = [
     _prompts("prompts ever drawn", "sampler/coverage", PERCENT),
     _prompts("ratios to a uniform draw that were clipped", "sampler/ratio_clipped", PERCENT),
     _prompts("refills of a batch", "sampler/refills"),
+    _streamed("staleness in optimizer steps", "rollout/staleness"),
+    _streamed("share of the time that the trainer waited", WAITED[0], PERCENT),
+    _streamed("share of the time that the server waited", WAITED[1], PERCENT),
 ]
 
 

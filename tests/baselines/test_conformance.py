@@ -21,6 +21,7 @@ VARIANTS = [(name, {}) for name in BASELINES if name not in ("basis", "bv_blend"
 VARIANTS += [("bv_blend", {"clusters": CLUSTERS}), ("bv_blend", {"clusters": CLUSTERS, "confidence": 0.5})]
 VARIANTS += [("reinforce_pp", {"over": "tokens"}), ("reinforce_pp_baseline", {"over": "tokens"})]
 VARIANTS += [("ppo", {"lam": 0.9, "gamma": 0.99, "whiten_advantages": False}), ("ppo", {"critic_lam": 1.0, "lam": 0.0})]
+VARIANTS += [("sao", {"lam_alpha": 0.05, "gamma": 0.9}), ("ppo", {"lam_alpha": 1.5, "whiten_advantages": False})]
 VARIANTS += [("otb", {"tail": "return"}), ("reinforce_pp", {"reward_clip": (0.0, 0.5)}), ("dr_grpo", {"alpha": True})]
 TARGETS = ("optimal", "optimal_token")
 VARIANTS += [("batch_mean", {"target": each}) for each in TARGETS]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from basis_rl.functional.gae import clipped_value_loss, explained_variance, gae
+from basis_rl.functional.gae import clipped_value_loss, explained_variance, gae, length_adaptive_lam
 
 MASKS = {
     "ragged": [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 0, 0]],
@@ -50,6 +50,19 @@ def test_gae_is_the_sum_over_actions(case, gamma, lam, with_kl):
     torch.testing.assert_close(found, by_loops(rewards, values, mask, kl, gamma, lam), rtol=0, atol=1e-12)
     assert (found[~mask] == 0).all()
     assert (found[2] == 0).all()
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.3, 1.5])
+@pytest.mark.parametrize("case", MASKS)
+def test_lambda_adapts_to_the_number_of_actions(case, alpha):
+    """Of each rollout by itself: tool output between its actions does not make it longer."""
+    rewards, values, mask, kl = batch(MASKS[case])
+    found = gae(rewards, values, mask, kl, gamma=0.97, lam=length_adaptive_lam(alpha, mask))
+    for row in range(len(rewards)):
+        actions = max(sum(mask[row].tolist()), 1)
+        lam = max(1 - 1 / (alpha * actions), 0.0)
+        alone = [each[row : row + 1] for each in (rewards, values, mask, kl)]
+        torch.testing.assert_close(found[row], by_loops(*alone, 0.97, lam)[0], rtol=0, atol=1e-12)
 
 
 def test_values_outside_the_mask_do_not_matter():

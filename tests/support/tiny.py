@@ -54,7 +54,10 @@ def named_baseline(name: str, dataset: Dataset) -> Baseline:
     """A registered baseline with what it needs to know of the dataset."""
     tables = {"basis": {"values": table_for(dataset)}, "basis_history": {"values": table_for(dataset)}}
     clusters = {p: i % 3 for i, p in enumerate(dataset["prompt_id"])}
-    return build_baseline(name, **{**tables, "bv_blend": {"clusters": clusters}}.get(name, {}))
+    # The tiny model is built in memory, so there is no folder to load a value model from.
+    head = {"critic_model": None, "critic_freeze_attention": False, "critic_warmup_steps": 0}
+    needed = {**tables, "bv_blend": {"clusters": clusters}, "sao": head}
+    return build_baseline(name, **needed.get(name, {}))
 
 
 def config(output_dir: Path | str, **overrides: Any) -> BasisConfig:

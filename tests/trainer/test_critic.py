@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from basis_rl.baselines import Ppo
+from basis_rl.baselines import Ppo, Sao
 from basis_rl.baselines.ppo import ValueModel, load_value_model
 from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.trainer import BasisTrainer
@@ -331,6 +331,38 @@ def test_the_policy_waits_while_the_critic_warms_up(tmp_path, tiny_path):
     masks = {name: torch.ones(1, 2).long() for name in ("prompt_mask", "completion_mask")}
     for mode, loss in ((True, 0.0), (False, 3.0)):
         assert float(trained._compute_loss(trained.model.train(mode), masks)) == loss, "an evaluation tells its loss"
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_sao_takes_two_updates_for_one_of_the_policy_and_leaves_attention_as_it_was(lora, tmp_path, tiny_path):
+    """To the bit, though the gradient goes through it; everything else has moved, also while the policy waits."""
+    updates = {"critic": 0, "policy": 0}
+
+    def counted(name, optimizer):
+        step = optimizer.step
+
+        def counting(*args, **kwargs):
+            updates[name] += 1
+            return step(*args, **kwargs)
+
+        optimizer.step = counting
+
+    baseline = Sao(critic_learning_rate=1e-3, critic_warmup_steps=1)
+    peft_config = LoraConfig(target_modules=["q_proj"]) if lora else None
+    settings = {"max_steps": 6, "per_device_train_batch_size": 6, "peft_config": peft_config}
+    trained = build(tmp_path, baseline, model=tiny_path, cls=BasisTrainer, **settings)
+    critic = trained._critic
+    start = copy.deepcopy(critic.module.state_dict())
+    loaded = load_value_model(str(tiny_path), trained.processing_class).backbone.state_dict()
+    assert all(torch.equal(start[f"backbone.{key}"], value.to(DEVICE)) for key, value in loaded.items())
+    trained.create_optimizer()
+    counted("critic", critic.optimizer)
+    counted("policy", trained.optimizer)
+    trained.train()
+    assert updates == {"critic": 12, "policy": 6}
+    same = {key for key, value in critic.module.state_dict().items() if torch.equal(value, start[key])}
+    assert same == {key for key in start if ".self_attn." in key} != set()
+    assert len(critic.optimizer.state) == len(critic.parameters) == len(start) - len(same)
 
 
 def test_rollouts_are_those_of_a_run_without_a_module_or_energies(tmp_path, tiny_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from basis_rl.baselines import Ppo, build_baseline
+from basis_rl.baselines import Ppo, Sao, build_baseline
 from basis_rl.run import checkpoint, progress
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer import trainer as trainer_module
@@ -93,9 +93,11 @@ def test_a_resumed_run_of_three_epochs_is_the_uninterrupted_one(step, longer, tm
 LEARNT = {"lam": 0.9, "critic_epochs": 2, "critic_warmup_steps": 1}
 
 
-@pytest.mark.parametrize("name", ["basis_history", "bv_blend", "otb", "a head", "a value model"])
+@pytest.mark.parametrize("name", ["basis_history", "bv_blend", "otb", "a head", "a value model", "sao"])
 def test_baselines_with_state_token_advantages_and_modules_resume(name, tmp_path, tiny_path):
     def baseline():
+        if name == "sao":
+            return Sao(critic_model=str(tiny_path), critic_learning_rate=1e-3, critic_warmup_steps=1)
         if name == "a value model":
             return Ppo(**LEARNT, critic_model=str(tiny_path), critic_learning_rate=1e-3)
         return Ppo(**LEARNT) if name == "a head" else named_baseline(name, sums())
