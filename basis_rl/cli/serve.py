@@ -33,7 +33,8 @@ def main(argv: Sequence[str]) -> int:
 
     known, extra = serve_parser().parse_known_args(list(argv))
     _check_model(known.model, extra)
-    options = ServerOptions(known.model, known.host, known.port, known.dtype, known.max_model_len, extra=extra)
+    limits = {"max_model_len": known.max_model_len, "max_lora_rank": known.max_lora_rank}
+    options = ServerOptions(known.model, known.host, known.port, known.dtype, **limits, extra=extra)
     # SIGTERM acts like Ctrl-C, even while the model is loading.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

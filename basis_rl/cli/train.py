@@ -196,7 +196,7 @@ def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks
         lines += [
             "The reward was 0 in every step, so nothing was learnt. See what the model writes, and why it is wrong:",
             f"  basis-rl rollouts {place}",
-            "and try the next recipe before it runs: basis-rl check RECIPE --rollouts 16",
+            "and try the next recipe before it runs: basis-rl check RECIPE --draw 16",
         ]
     lines += [f"In {output}:", "  the model and its tokenizer"]
     lines += [f"  {name:13}  {what}" for name, what in _FILES.items() if (output / name).is_file()]

@@ -99,8 +99,12 @@ class Session(requests.Session):
 
     def abort(self) -> None:
         """End all requests in flight, in whatever thread; the server stops generating when no client waits."""
+        self._aborted = True
+        self.cut()
+
+    def cut(self) -> None:
+        """End the requests in flight; later ones are sent."""
         with self._lock:
-            self._aborted = True
             sockets = list(self._sockets)
         for each in sockets:
             with suppress(OSError):
@@ -208,10 +212,31 @@ class Client:
             ) from error
         return ServedModel(tuple(dict.fromkeys(names)), min(lengths, default=None))
 
+    def cache_tokens(self) -> int | None:
+        """Tokens that the KV caches of all replicas have room for; None if the server does not say."""
+        try:
+            config = self.ask("/server_info?config_format=json", timeout=_CONNECT)["vllm_config"]
+            replicas = int(config["parallel_config"]["data_parallel_size"])
+            return replicas * int(config["cache_config"]["kv_cache_size_tokens"])
+        except (RolloutError, RequestRefused, KeyError, TypeError, ValueError):
+            return None
+
     def complete(self, body: dict[str, Any]) -> list[_Choice]:
         """Token ids of each completion of one request, in the order of their seeds, and whether it was cut off."""
         choices = checked_choices(self.url, body, self.ask("/v1/completions", body))
         return [(choice["token_ids"], choice["finish_reason"] == "length") for choice in choices]
+
+
+def server_urls(text: str) -> list[str]:
+    """The URLs of servers in a text that separates them by commas.
+
+    Raises:
+        ValueError: one of them is not a URL, or is there twice.
+    """
+    urls = [Client(each.strip()).url for each in text.split(",")]
+    if repeated := sorted({each for each in urls if urls.count(each) > 1}):
+        raise ValueError(f"vllm_server_base_url has {repeated[0]} more than once. Name each server once.")
+    return urls
 
 
 def checked_choices(

@@ -28,7 +28,9 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.utils import add_fused_lm_head
 
-from basis_rl.engine.client import Client, Session, checked_choices
+from basis_rl.engine.adapter import Following, PolicyAdapter, ServedAdapters, lora_missing
+from basis_rl.engine.client import Client, Session, checked_choices, server_urls
+from basis_rl.engine.servers import Servers, joined
 from basis_rl.engine.weights import SyncSettings, default_folder, sizes_of, write_weights
 from basis_rl.run.errors import (
     RequestRefused,
@@ -106,6 +108,7 @@ class TrainingClient(VLLMClient):
         self.owner: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "folder": os.getcwd()}
         # By request: the optimizer step of weights that came while it ran, and how many tokens it had by then.
         self.switches: dict[str, list[tuple[int, int]]] = {}
+        self.adapters = ServedAdapters(self)
         # Token ids and their log-probabilities after the last push.
         self.probed: tuple[list[int], Tensor] | None = None
 
@@ -135,10 +138,13 @@ class TrainingClient(VLLMClient):
         """Check that this is the right server, before anything is sent to it.
 
         Raises:
-            WrongAnswer: it lacks our extension, has a model of other sizes, or does not see the folder for weights.
+            WrongAnswer: it lacks our extension, has a model of other sizes, cannot load adapters that it would get, or
+                does not see the folder for weights.
         """
         self.model = self.server.model().names[0]
         self.starts = self._checked_starts()
+        if self.settings.adapter and (missing := lora_missing(self.server)):
+            raise WrongAnswer(missing)
 
     def init_communicator(self, device: Any = 0) -> None:
         self.greet()
@@ -146,7 +152,7 @@ class TrainingClient(VLLMClient):
             super().init_communicator(device)
 
     def _checked_starts(self) -> list[str]:
-        in_folder = self.settings.transfer == "folder"
+        in_folder = self.settings.transfer == "folder" or self.settings.adapter
         # If the workers find this file, they see the folder through which weights will come.
         token = self.folder.with_name(f".{uuid.uuid4().hex}")
         try:
@@ -171,12 +177,13 @@ class TrainingClient(VLLMClient):
                 raise WrongAnswer(
                     f"The vLLM server at {self.base_url} does not see the folder {self.folder.parent}, through which "
                     "it would get the weights: it runs on another machine, or in a container. Set vllm_sync_folder to "
-                    "a folder that both see (a network file system), or vllm_weight_sync: nccl if both have GPUs."
+                    "a folder that both see (a network file system), or vllm_weight_sync: nccl if both have GPUs "
+                    "(with vllm_lora_sync: merged)."
                 )
         return [state["start"] for state in states]
 
-    def hold(self, version: int) -> None:
-        """Tell the server's workers that weights of this run come next.
+    def hold(self, version: int, *, merged: bool = False) -> None:
+        """Tell the server's workers that weights of this run come next; `merged`: in place of the base model's.
 
         Raises:
             WrongAnswer: they have those of another run, whose process still runs as far as this machine can tell.
@@ -184,21 +191,23 @@ class TrainingClient(VLLMClient):
         """
         if not self.starts:
             return
-        states = self.rpc("basis_hold", self.run, self.owner, version)
+        states = self.rpc("basis_hold", self.run, self.owner, version, None, merged)
         # A run that was killed could not release the server.
         gone = [state["run"] for state in states if state["run"] != self.run and _has_ended(state["owner"])]
         if gone:
-            states = self.rpc("basis_hold", self.run, self.owner, version, gone[0])
+            states = self.rpc("basis_hold", self.run, self.owner, version, gone[0], merged)
+            self.go_on()
         self._require(states, version)
 
     def release(self) -> None:
         """Free the server for other runs. A server that is gone, or that another run has by now, is left alone."""
         if self.starts:
             body = {"method": "basis_hold", "args": [self.run, None, self.version], "timeout": _FAREWELL}
-            with suppress(RolloutError, RequestRefused):
-                # In a new session: the run may end because of a signal, and a signal interrupts every wait of this
-                # session.
-                Client(self.base_url, _FAREWELL).ask("/collective_rpc", body)
+            # A new session: the run may end because of a signal, and a signal interrupts every wait of this session.
+            farewell = Client(self.base_url, _FAREWELL)
+            with suppress(RolloutError, RequestRefused), attributes(self, session=farewell.session):
+                self.adapters.drop(0)
+                farewell.ask("/collective_rpc", body)
 
     def prove(self) -> None:
         """Make sure that the server has the weights that were sent last, by what it says or by the last probe.
@@ -233,7 +242,7 @@ class TrainingClient(VLLMClient):
 
     def update_named_params(self, metadata: Any, named_params: Iterator[tuple[str, Tensor]]) -> None:
         self.version += 1
-        self.hold(self.version)
+        self.hold(self.version, merged=True)
         if self.settings.transfer == "nccl":
             # If this side left the collective, the server would wait in it forever, so no signal may interrupt it.
             with attributes(self.session, interrupting=nullcontext):
@@ -241,11 +250,14 @@ class TrainingClient(VLLMClient):
             return
         try:
             write_weights(self.folder, named_params)
-            loaded = self.rpc("basis_reload", str(self.folder), self.version)
+            self.load()
         finally:
             # A folder in shared memory takes up memory until it is removed.
             shutil.rmtree(self.folder, ignore_errors=True)
-        for done in loaded:
+
+    def load(self) -> None:
+        """Let the server load the weights that are in the folder."""
+        for done in self.rpc("basis_reload", str(self.folder), self.version):
             if done["version"] != self.version:
                 raise RolloutError(f"the vLLM server has weights {done['version']}, not {self.version}")
 
@@ -287,9 +299,14 @@ class TrainingClient(VLLMClient):
                             known.append((step, count))
             yield
         finally:
-            # If the server has failed, the failure that is on its way says so.
-            with suppress(RolloutError):
-                self.server.ask("/resume", {})
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Let requests go on: also after a push that a signal, a failure or a kill has ended while the engine stood
+        still. If the server has failed, something else says so."""
+        with suppress(RolloutError, RequestRefused):
+            # In a new session: after a signal every request of this one raises.
+            Client(self.base_url).ask("/resume", {})
 
     def complete_one(self, prompt: list[int], most: int, step: int, settings: Mapping[str, Any]) -> Answer:
         """One completion, from any thread; that the weights were the right ones is left to `prove`.
@@ -347,10 +364,7 @@ class TrainingClient(VLLMClient):
         # TRL's `generate` has one limit for all prompts of a request.
         with ThreadPoolExecutor(min(_AT_A_TIME, len(rooms))) as threads:
             answers = list(threads.map(ask, request.prompts, rooms))
-        return {
-            key: None if answers[0][key] is None else [row for answer in answers for row in answer[key]]
-            for key in answers[0]
-        }
+        return joined(answers)
 
     def prompt_log_probs(self, token_ids: list[int]) -> Tensor:
         """``(L - 1,)`` log-probability of each token but the first, given those before it."""
@@ -383,6 +397,9 @@ class Generation(VLLMGeneration):
     steps_taken: Callable[[], int] = staticmethod(lambda: 0)
     # True once the supervisor stops restarting the server.
     given_up: Callable[[], bool] = staticmethod(lambda: False)
+    # What is sent in place of merged weights, once it was tried that the server can serve it.
+    _adapter: PolicyAdapter | None = None
+    _tries_adapter = False
 
     def __init__(self, *args: Any, settings: SyncSettings, **kwargs: Any) -> None:
         self.settings = settings
@@ -393,6 +410,8 @@ class Generation(VLLMGeneration):
         self.keeps_requests = False
         self.served_step = 0
         self._weight_metadata: Any = None
+        self._tries_adapter = settings.adapter
+        self._following = Following()
         # TRL's constructor connects to the server, for which all of the above is needed.
         super().__init__(*args, **kwargs)
         tokenizer: Any = getattr(self.processing_class, "tokenizer", self.processing_class)
@@ -409,7 +428,8 @@ class Generation(VLLMGeneration):
         def connect() -> None:
             config = self.accelerator.unwrap_model(self.model).config.get_text_config()
             limits = {"group_port": self.group_port, "connection_timeout": self.server_timeout}
-            self.vllm_client = TrainingClient(self.settings, url, config, **limits)
+            clients = [TrainingClient(self.settings, each, config, **limits) for each in server_urls(url)]
+            self.vllm_client = Servers(clients) if len(clients) > 1 else clients[0]
             self.vllm_client.init_communicator(device=self.accelerator.device)
 
         try:
@@ -562,6 +582,8 @@ class Generation(VLLMGeneration):
             try:
                 self.vllm_client.check_server(total_timeout=0.0)
                 self.vllm_client.greet()
+                if self.keeps_requests:
+                    self.vllm_client.go_on()
                 # /health may answer although the engine is dead.
                 self.vllm_client.prompt_log_probs(self.probe)
                 self.vllm_client.close_communicator()
@@ -574,6 +596,8 @@ class Generation(VLLMGeneration):
         return False
 
     def _push(self) -> None:
+        if self._tries_adapter:
+            self._try_adapter()
         if self._weight_metadata is None and self.settings.transfer == "nccl":
             # The server must know names, types and shapes before NCCL sends anything.
             self._weight_metadata = [
@@ -584,18 +608,38 @@ class Generation(VLLMGeneration):
         if not self.accelerator.is_main_process:
             deque(parameters, maxlen=0)
         self._check(self.by_main(partial(self._sent, parameters)))
-        self.served_step = self.steps_taken()
+
+    def _try_adapter(self) -> None:
+        """Find out whether the adapter alone can be sent; if not, one line says why, and merged weights are sent."""
+        model = self.accelerator.unwrap_model(self.model)
+        adapter = PolicyAdapter(model, self._dist.gather_params, self.accelerator.device)
+        reason = adapter.unsupported() or self.by_main(
+            lambda: self.vllm_client.adapters.unsupported(adapter.config(), adapter.shapes(), self.probe)
+        )
+        self._tries_adapter = False
+        if reason is None:
+            self._adapter = adapter
+        elif self.accelerator.is_main_process:
+            _logger.warning("vllm_lora_sync: adapter: merged weights are sent in its place: %s", reason)
 
     def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
-        """TRL's, without PEFT's copies for another adapter, such as the reference's copy of a trained head."""
+        """TRL's, without PEFT's copies for another adapter, such as the reference's copy of a trained head; or the
+        adapter's, if only that is sent."""
+        if self._adapter is not None:
+            return self._adapter.tensors()
         return ((name, each) for name, each in super()._iter_named_params() if ".modules_to_save." not in name)
 
     def _sent(self, parameters: Iterator[tuple[str, Tensor]]) -> Tensor:
         """Send the weights; returns the probe's log-probabilities under them."""
         client = self.vllm_client
         try:
-            with client.keeping(self.steps_taken()) if self.keeps_requests else nullcontext():
-                client.update_named_params(self._weight_metadata, parameters)
+            if self._adapter is not None:
+                client.adapters.send(self._adapter.config(), dict(parameters))
+            else:
+                with client.keeping(self.steps_taken()) if self.keeps_requests else nullcontext():
+                    # Requests that come from now on are answered by these weights.
+                    self.served_step = self.steps_taken()
+                    client.update_named_params(self._weight_metadata, parameters)
         finally:
             # Collective: exhaust the iterator, also after a failure, or the other ranks hang.
             deque(parameters, maxlen=0)
@@ -606,14 +650,22 @@ class Generation(VLLMGeneration):
 
     def _check(self, served: Tensor) -> None:
         """Compare a probe's log-probabilities by the engine with the trained model's."""
-        error = (served - self._trained_log_probs()).abs().max()[None]
-        self.sync_error = float(self.accelerator.gather(error.to(self.accelerator.device)).max())
+        trained = self._trained_log_probs()
+        behind = 1.0 - self._following.share(served, trained)
+        found = torch.tensor([[float((served - trained).abs().max()), behind]], device=self.accelerator.device)
+        self.sync_error, behind = self.accelerator.gather(found).amax(0).tolist()
         if not self.sync_error <= self.settings.tolerance:
             raise SyncError(
                 f"After the weights were sent, the vLLM engine's log-probabilities are {self.sync_error:.3g} off those "
                 f"of the trained model; the bound is {self.settings.tolerance:g} (vllm_sync_tolerance). It would "
                 "sample from another policy. Start the server with `basis-rl serve`, with the same model in the same "
                 "precision."
+            )
+        if behind > 0.5:
+            raise SyncError(
+                "The trained model's log-probabilities of a probe have changed, but the vLLM engine's followed only "
+                f"{1.0 - behind:.0%} of the way: it still serves an older policy. Restart the server, and resume with "
+                "resume_from_checkpoint: auto."
             )
 
     @torch.no_grad()

@@ -32,6 +32,8 @@ _CPU_CACHE_GIB = 1.0
 _MEMORY_OPTIONS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
 _FIRST_PORT = 10000
 _SHARED = "/dev/shm"
+# Those that vLLM accepts.
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -95,6 +97,7 @@ class ServerOptions:
         devices: ``CUDA_VISIBLE_DEVICES`` of the server; None leaves it as it is.
         extra: further arguments of vLLM.
         revision: branch or commit of a model on the Hub; None is its main one.
+        max_lora_rank: of adapters that are loaded while the server runs; None serves no adapters.
     """
 
     model: str
@@ -106,6 +109,7 @@ class ServerOptions:
     devices: str | None = None
     extra: Sequence[str] = field(default_factory=tuple)
     revision: str | None = None
+    max_lora_rank: int | None = None
 
 
 class Server:
@@ -150,6 +154,10 @@ class Server:
             command += ["--max-model-len", str(options.max_model_len)]
         if options.revision is not None and not Path(options.model).is_dir():
             command += ["--revision", options.revision, "--tokenizer-revision", options.revision]
+        if options.max_lora_rank is not None:
+            size = next((size for size in _LORA_RANKS if size >= options.max_lora_rank), _LORA_RANKS[-1])
+            # Two in a batch: requests that began under the version before do not hold up those of the new one.
+            command += ["--enable-lora", "--max-lora-rank", str(size), "--max-loras", "2", "--max-cpu-loras", "4"]
         if not torch.cuda.is_available():
             # On a CPU, compilation takes minutes and gains little.
             command += ["--enforce-eager"]
@@ -171,6 +179,8 @@ class Server:
         if not torch.cuda.is_available():
             # Otherwise each server binds its threads to the same cores.
             own["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        if self.options.max_lora_rank is not None:
+            own["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         if self.options.devices is not None:
             own["CUDA_VISIBLE_DEVICES"] = self.options.devices
         # A server must not take itself for a rank of the launched trainer that starts it.

@@ -29,6 +29,7 @@ class SyncSettings:
         request_timeout: seconds that one request may take.
         recovery_timeout: seconds to wait for a server that failed.
         fp32_head: the trained model's head is kept in float32.
+        adapter: only the adapter of a LoRA policy is sent, if the server can serve it.
     """
 
     transfer: str
@@ -37,6 +38,7 @@ class SyncSettings:
     request_timeout: float
     recovery_timeout: float
     fp32_head: bool
+    adapter: bool = False
 
 
 def write_weights(folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> None:

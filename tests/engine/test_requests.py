@@ -1,12 +1,12 @@
-"""What ranks ask a vLLM server for, together or ahead, and what each of them gets: no trainer, no server."""
+"""What ranks ask a vLLM server for together, and what each of them gets: no trainer, no server."""
 
-import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from basis_rl.engine.adapter import Following
 from basis_rl.engine.worker import WeightSync
 from basis_rl.run.errors import RequestRefused, RolloutError, SyncError
 from tests.support.ranks import Ranks
@@ -20,9 +20,9 @@ def bare(accelerator, vllm_client=None, **settings):
     made = object.__new__(generation.Generation)
     drawn = {"temperature": 0.5, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0, "min_p": None, "logprobs": 0}
     rest = {"structured_outputs_regex": None, "generation_kwargs": {}, "max_completion_length": 9, "longest": None}
-    state = {"_ahead": None, "_taken": None, "_waited": 0.0, "recoveries": 0, "mode": "server"}
+    state = {"keeps_requests": False, "recoveries": 0, "mode": "server"}
     vars(made).update(**drawn, **rest, **state, accelerator=accelerator, vllm_client=vllm_client)
-    vars(made).update(model=SimpleNamespace(training=True), **settings)
+    vars(made).update(model=SimpleNamespace(training=True), _following=Following(), **settings)
     return made
 
 
@@ -146,109 +146,11 @@ def test_images_come_with_their_prompts(two):
     assert "0 runs of image tokens" in str(found[1])
 
 
-@pytest.fixture
-def one(monkeypatch):
-    monkeypatch.setattr(generation, "gather_object", lambda rows: rows)
-    return SimpleNamespace(is_main_process=True, process_index=0)
-
-
-def test_an_answer_from_ahead_is_for_the_same_request_in_training_once(one):
-    echo = Echo()
-    made = bare(one, echo)
-
-    def ask(rows, **settings):
-        vars(made).update(settings)
-        made.generate(rows, None, 1)
-        return len(echo.asked)
-
-    made.ask_ahead([[1], [2]], 1, step=0)
-    made._settle()
-    assert len(echo.asked) == 1
-    assert ask([[1], [3]]) == 2, "other prompts"
-    assert ask([[1], [2]], temperature=0.0) == 3, "greedy"
-    assert ask([[1], [2]], temperature=0.5, longest=30) == 4, "with less room"
-    made.model.training = False
-    assert ask([[1], [2]], longest=None) == 5, "in evaluation"
-    assert made.last_taken()[0] is None
-    made.model.training = True
-    assert ask([[1], [2]]) == 5
-    assert made.last_taken()[0] == 0
-    assert ask([[1], [2]]) == 6, "it is taken"
-    assert made.last_taken() == (None, 0.0)
-
-
-def test_a_push_waits_for_what_is_under_way_and_its_seconds_are_told(one):
-    held, under_way = threading.Event(), threading.Event()
-
-    class Slow(Echo):
-        def complete(self, request):
-            under_way.set()
-            assert held.wait(30)
-            return super().complete(request)
-
-        def update_named_params(self, metadata, parameters):
-            assert made._ahead.answer is not None
-            raise RolloutError("so far")
-
-    made = bare(one, Slow(), settings=SimpleNamespace(transfer="folder"), _weight_metadata=None)
-    made._iter_named_params = lambda: iter(())
-    made.ask_ahead([[1]], 1, step=3)
-    assert under_way.wait(30), "in a thread of its own"
-    assert made.ahead_state(wait=False) is None, "not waited for"
-    threading.Timer(0.2, held.set).start()
-    with pytest.raises(RolloutError, match="so far"):
-        made._push()
-    made.generate([[1]], None, 1)
-    step, waited = made.last_taken()
-    assert step == 3
-    assert 0.1 < waited < 20
-    assert made.last_taken()[1] == 0.0
-
-
-def test_what_is_under_way_goes_into_a_checkpoint_and_comes_back(one, tmp_path):
-    echo = Echo()
-    made = bare(one, echo)
-    assert made.ahead_state(wait=True) is None
-    made.ask_ahead([[1], [2]], 1, step=7)
-    torch.save(made.ahead_state(wait=True), tmp_path / "state")
-    state = torch.load(tmp_path / "state", weights_only=True)
-    again = bare(one, echo)
-    again.set_ahead(state)
-    again.generate([[1], [2]], None, 1)
-    assert len(echo.asked) == 1
-    assert again.last_taken()[0] == 7
-    again.set_ahead(state)
-    again.set_ahead(None)
-    again.generate([[1], [2]], None, 1)
-    assert len(echo.asked) == 2
-    other = bare(SimpleNamespace(is_main_process=False))
-    other.set_ahead(state)
-    assert other.ahead_state(wait=True) is None
-
-
-def test_a_request_ahead_that_fails_is_dropped(one):
-    class Failing(Echo):
-        def complete(self, request):
-            if not self.asked:
-                self.asked.append(request)
-                raise ConnectionError("gone")
-            return super().complete(request)
-
-    made = bare(one, Failing())
-    made.ask_ahead([[1]], 1, step=0)
-    assert made.ahead_state(wait=True) is None
-    made.ask_ahead([[1]], 1, step=0)
-    made._ahead.wait()
-    made._ahead.answer = None
-    found = made.generate([[1]], None, 1)
-    assert found[1] == [[1, 0]]
-    assert made.last_taken()[0] is None
-
-
 def training_client(ask):
     """A `TrainingClient` that has not connected to anything, and whose requests are `ask`'s."""
     made = object.__new__(generation.TrainingClient)
-    made.base_url, made.model, made.settings = "http://127.0.0.1:10404", "model", SimpleNamespace(request_timeout=1.0)
+    made.base_url, made.model = "http://127.0.0.1:10404", "model"
+    made.settings = SimpleNamespace(request_timeout=1.0, adapter=False)
     made.server = SimpleNamespace(ask=ask)
     vars(made).update(starts=[], probed=None, sizes={"vocab_size": 11})
     made.settings.tolerance = 0.1

@@ -83,6 +83,10 @@ def test_what_training_counts_on_is_in_command_and_environment(tmp_path, monkeyp
     ):
         assert part in command
     assert command.endswith(" --last")
+    assert "lora" not in command
+    adapting = Server(ServerOptions("me/model", port=1, max_lora_rank=20))
+    assert "--enable-lora --max-lora-rank 32 --max-loras 2 --max-cpu-loras 4" in " ".join(adapting.command())
+    assert adapting.environment()["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert "--revision" in Server(ServerOptions("me/model", port=1, revision="v1")).command()
     assert "--revision" not in Server(ServerOptions(str(tmp_path), port=1, revision="v1")).command(), "of a folder"
     monkeypatch.setattr(server.torch.cuda, "is_available", lambda: False)

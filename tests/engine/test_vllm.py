@@ -1,12 +1,13 @@
 """The real vLLM server on a CPU: one run in the fast suite; the others ask what a fake server cannot show.
 
-Requests, failures and prefetch against a fake one: tests/engine/test_generation.py and test_prefetch.py.
+Requests, failures and streams against a fake one: tests/engine/test_generation.py, tests/trainer/test_stream.py.
 """
 
 import json
 
 import pytest
 import torch
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM
 
 from basis_rl.engine import Sampling, sample, sample_servers
@@ -81,6 +82,24 @@ def test_every_sync_arrives(baseline, group, lora, served, tmp_path):
     trained.train()
     assert max(int(not torch.equal(p, q)) for p, q in zip(before, trained.model.parameters(), strict=True)) > 0
     assert_weights_arrived(trained)
+
+
+@pytest.mark.long
+def test_adapters_arrive_and_what_vllm_does_not_know_is_merged(tmp_path, caplog):
+    """Each layer's own scaling and rank, which vLLM does not read; then DoRA, which it refuses, on the same server."""
+    model = save_model(tmp_path / "model", tied=True)
+    given = {"r": 8, "lora_alpha": 32, "target_modules": "all-linear"}
+    patterns = {"rank_pattern": {"q_proj": 4}, "alpha_pattern": {"v_proj": 4}, "init_lora_weights": False}
+    with server(model, tmp_path / "server.log", max_lora_rank=5) as running:
+        for name, lora in (("fresh", {}), ("patterns", patterns), ("dora", {"use_dora": True})):
+            settings = {"peft_config": LoraConfig(**given, **lora), "vllm_lora_sync": "adapter", "learning_rate": 1e-3}
+            trained = trainer(tmp_path / name, model, running.url, "rloo", num_generations=4, **settings)
+            trained.train()
+            assert_weights_arrived(trained)
+            merged = name == "dora"
+            assert trained.vllm_generation.vllm_client.model.startswith("basis-lora-") != merged
+            assert any("merged weights are sent" in record.getMessage() for record in caplog.records) == merged
+            assert all("basis-lora" not in each for each in Client(running.url).model().names)
 
 
 @pytest.mark.long

@@ -278,6 +278,9 @@ def test_the_server_of_a_recipe(parsed, tmp_path, monkeypatch):
     assert (found.port, found.devices, found.extra, found.max_model_len) == (8123, "1", ["--a", "1", "--b", "x y"], 99)
     assert (found.revision, found.dtype) == ("abc", "float32")
     assert server_options(parsed(dtype="float16"), 1, tmp_path / "log").dtype == "float16"
+    assert found.max_lora_rank is None
+    served = {"use_vllm": True, "vllm_mode": "server", "vllm_lora_sync": "adapter", "use_peft": True, "lora_r": 12}
+    assert server_options(parsed(**served), 1, tmp_path / "log").max_lora_rank == 12
     assert server_options(parsed(model_revision="main"), 1, tmp_path / "log").revision is None
     low = parsed()
     low.args.bf16 = True

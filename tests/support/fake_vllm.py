@@ -7,8 +7,8 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,6 +141,8 @@ class ModelServer(FakeServer):
         self.loads = 0
         self.new_worker()
         self.ignored: tuple[str, ...] = ()  # parameters that stay what they were
+        self.max_lora_rank: int | None = None  # None: it cannot load adapters
+        self.serves: Callable[[str], str | None] = lambda name: name  # which adapter answers to a name
         self.drawn = torch.Generator().manual_seed(0)
         self.engine = threading.RLock()
         # While it is not set, requests stand still; from the first pause on, they are answered token by token.
@@ -161,6 +163,7 @@ class ModelServer(FakeServer):
         self.worker = WeightSync()
         self.worker.model_config = SimpleNamespace(hf_text_config=self.model.config)
         self.spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer
+        self.adapters: dict[str, dict[str, torch.Tensor]] = {}  # by name: changes of weights
 
     def asked(self, kind: str) -> list[dict[str, Any]]:
         """Bodies of the requests so far: ``sampling``, ``probe`` or the name of a method of the workers."""
@@ -168,6 +171,8 @@ class ModelServer(FakeServer):
 
     @staticmethod
     def kind(body: dict[str, Any]) -> str:
+        if "lora_name" in body:
+            return "load" if "lora_path" in body else "unload"
         return str(body.get("method") or ("probe" if "prompt_logprobs" in body else "sampling" if body else "reset"))
 
     def turned(self, path: str) -> tuple[int, Any]:
@@ -179,8 +184,12 @@ class ModelServer(FakeServer):
 
     def get(self, path: str) -> Any:
         if path == "/server_info":
-            return {"vllm_config": {"model_config": {"logprobs_mode": "processed_logprobs"}}}
-        return super().get(path)
+            lora = None if self.max_lora_rank is None else {"max_lora_rank": self.max_lora_rank}
+            return {"vllm_config": {"model_config": {"logprobs_mode": "processed_logprobs"}, "lora_config": lora}}
+        found = super().get(path)
+        if path == "/v1/models":
+            found["data"] += [{"id": name, "root": f"/somewhere/{name}"} for name in self.adapters]
+        return found
 
     def answered(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if path in ("/pause?mode=keep", "/resume"):
@@ -190,13 +199,54 @@ class ModelServer(FakeServer):
                 return 200, {"results": [getattr(self, body["method"])(*body["args"])]}
             if path == "/reset_prefix_cache":
                 return 200, {"success": True}
+            if path.endswith("_lora_adapter"):
+                return self.change_adapters(body)
             assert path == "/v1/completions"
-            if any(len(prompt) + body["max_tokens"] > self.max_model_len for prompt in body["prompt"]):
-                return 400, {"error": {"message": "longer than the model's context"}}
-            if body.get("prompt_logprobs") is not None:
+            if body["model"] not in ("fake", *self.adapters):
+                return 404, {"error": {"message": f"The model {body['model']} does not exist."}}
+            return self.completed(body)
+
+    def completed(self, body: dict[str, Any]) -> tuple[int, Any]:
+        if any(len(prompt) + body["max_tokens"] > self.max_model_len for prompt in body["prompt"]):
+            return 400, {"error": {"message": "longer than the model's context"}}
+        if body.get("prompt_logprobs") is not None:
+            with self.adapted(self.serves(body["model"])):
                 return 200, {"choices": [{"prompt_logprobs": self.prompt_logprobs(*body["prompt"])}]}
-            choices = [self.choice(prompt, body) for prompt in body["prompt"] for _ in range(body["n"])]
-            return 200, self.spoil({"choices": [{"index": i, **choice} for i, choice in enumerate(choices)]})
+        choices = [self.choice(prompt, body) for prompt in body["prompt"] for _ in range(body["n"])]
+        return 200, self.spoil({"choices": [{"index": i, **choice} for i, choice in enumerate(choices)]})
+
+    def change_adapters(self, body: dict[str, Any]) -> tuple[int, Any]:
+        name = body["lora_name"]
+        if self.max_lora_rank is None:
+            return 404, {"detail": "Not Found"}
+        if "lora_path" not in body:
+            status = 400 if not name else 200 if self.adapters.pop(name, None) else 404
+            return status, {"error": {"message": "The name is missing or unknown."}}
+        config = json.loads((Path(body["lora_path"]) / "adapter_config.json").read_text())
+        if config["use_dora"] or config["modules_to_save"] or config["r"] > self.max_lora_rank:
+            return 500, {"error": {"message": "vLLM does not support this adapter."}}
+        found = load_file(Path(body["lora_path"]) / "adapter_model.safetensors")
+        scaling = config["lora_alpha"] / config["r"]
+        self.adapters[name] = {
+            name.removeprefix("base_model.model.").replace(".lora_A.", "."): scaling
+            * (found[name.replace(".lora_A.", ".lora_B.")] @ down)
+            for name, down in found.items()
+            if ".lora_A." in name and not name.endswith(tuple(f"{each}.lora_A.weight" for each in self.ignored))
+        }
+        return 200, "Success"
+
+    @contextmanager
+    def adapted(self, name: str | None) -> Iterator[None]:
+        """The model with an adapter."""
+        weights = dict(self.model.named_parameters())
+        changed = {key: weights[key].clone() for key in self.adapters.get(str(name), {})}
+        for key, delta in self.adapters.get(str(name), {}).items():
+            weights[key] += delta
+        try:
+            yield
+        finally:
+            for key, before in changed.items():
+                weights[key].copy_(before)
 
     def basis_progress(self) -> dict[str, int]:
         return {f"cmpl-{name}-0-beef": count for name, count in self.progress.items()}
@@ -226,7 +276,8 @@ class ModelServer(FakeServer):
                 # It may have been paused in between.
                 if not self.going.is_set():
                     continue
-                logits = self.model(torch.tensor([ids])).logits[0, -1] / (body["temperature"] or 1.0)
+                with self.adapted(self.serves(body["model"])):
+                    logits = self.model(torch.tensor([ids])).logits[0, -1] / (body["temperature"] or 1.0)
                 allowed = body.get("allowed_token_ids") or slice(None)
                 kept = torch.full_like(logits, -torch.inf)
                 kept[allowed] = logits[allowed]

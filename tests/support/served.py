@@ -31,8 +31,9 @@ def save_model(folder: Path, *, tied: bool, seed: int = 0, tokenizer: Any = None
     return folder
 
 
-def server(model: Path, log: Path, port: int = 0) -> Server:
-    return Server(ServerOptions(str(model), port=port, dtype="float32", max_model_len=128, log=log, extra=ENGINE), 900)
+def server(model: Path, log: Path, port: int = 0, max_lora_rank: int | None = None) -> Server:
+    given = {"dtype": "float32", "max_model_len": 128, "extra": ENGINE, "max_lora_rank": max_lora_rank}
+    return Server(ServerOptions(str(model), port=port, log=log, **given), 900)
 
 
 def push(url: str, model: Path) -> None:
