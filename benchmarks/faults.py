@@ -8,10 +8,12 @@ is the number of runs whose final weights are not bit-identical to those of the 
 generation), or that trained on rollouts sampled with other weights than the policy's (vLLM: ``rollout/kl`` above 1e-6,
 since its sampling is not repeatable).
 
-With ``--soak`` it kills runs of a smaller model instead, so many times, at random moments and in turn over twenty
-configurations: baselines with state, a critic, prompt samplers, several passes, accumulation, ``async_prefetch``,
+With ``--soak`` it kills runs of a smaller model instead, so many times, at random moments and in turn over
+configurations: baselines with state, a critic, prompt samplers, several passes, accumulation, ``rollouts: stream``,
 pushes to an endpoint of our own, two ranks, FSDP2. All runs are forked from one process that has imported everything.
-"Wrong" is then also a repository that lacks something in the end, or that had an incomplete checkpoint.
+"Wrong" is then also a repository that lacks something in the end, or that had an incomplete checkpoint. Which rollouts
+of a stream end first depends on the moment, so its end is not compared to the bit: there "wrong" is a run that does not
+train on each place of each block of prompts exactly once, or on a rollout that is older than `max_staleness`.
 
 Results: ``benchmarks/results/faults.json``.
 """
@@ -51,7 +53,8 @@ from basis_rl.baselines import Ppo
 from basis_rl.engine.server import Server, free_port
 from basis_rl.run import checkpoint
 from basis_rl.run.errors import DiskFull, ServerLost
-from basis_rl.trainer import BasisTrainer
+from basis_rl.tools import calculator
+from basis_rl.trainer import BasisTrainer, turns
 from basis_rl.trainer.critic import whole
 from benchmarks.common import RESULTS, one_thread, parser_of, save
 from examples.quickstart.warm_start import save as save_tiny_model
@@ -59,6 +62,8 @@ from tests.support.fake_vllm import ModelServer
 from tests.support.hub_endpoint import HubEndpoint
 from tests.support.served import save_model, server, trainer
 from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tooled import by_rule, few_tokens
+from tests.support.tooled import tokenizer as tool_tokenizer
 from tests.trainer.sharded import OnCpus
 from tests.trainer.test_state import RunningMean
 
@@ -356,7 +361,11 @@ def measure(repeats: int, chosen: Sequence[str]) -> dict[str, list[Outcome]]:
 
 
 SOAK_STEPS = 16
-# The settings of each. `baseline` and `prompt_sampler` are arguments of the trainer, the others keys of `BasisConfig`.
+STREAM = {
+    "rollouts": "stream", "max_staleness": 4, "batches_in_flight": 2, "vllm_importance_sampling_mode": "token_truncate"
+}  # fmt: skip
+# The settings of each. `baseline`, `tools` and `prompt_sampler` are arguments of the trainer, the others keys of
+# `BasisConfig`.
 CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "running mean": {"baseline": "running mean"},
     "rloo": {"baseline": "rloo"},
@@ -371,8 +380,10 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "two passes": {"baseline": "bv_blend", "num_iterations": 2},
     "accumulation": {"baseline": "running mean", "gradient_accumulation_steps": 3, "per_device_train_batch_size": 4},
     "one checkpoint, each step": {"baseline": "bv_blend", "save_steps": 1, "save_total_limit": 1},
-    "async_prefetch": {"baseline": "bv_blend", "async_prefetch": True},
-    "async_prefetch, sampler": {"baseline": "rloo", "prompt_sampler": "frontier", "async_prefetch": True},
+    "stream": {"baseline": "bv_blend", "num_generations": 1, **STREAM},
+    "stream, sampler": {"baseline": "rloo", "prompt_sampler": "frontier", **STREAM},
+    "stream, tool": {"baseline": "basis_history", "tools": [calculator], "max_completion_length": 48, **STREAM},
+    "stream, long batches": {"baseline": "rloo", "steps_per_generation": 4, "gradient_accumulation_steps": 2, **STREAM},
     "push of each checkpoint": {"baseline": "rloo", "hub_strategy": "all_checkpoints"},
     "push of the last checkpoint": {"baseline": "bv_blend", "hub_strategy": "checkpoint"},
     "evaluations": {"baseline": "bv_blend", "eval_strategy": "steps", "eval_steps": 1},
@@ -383,20 +394,38 @@ TOKEN, REPOSITORY = "hf_AliceMayWriteHere0001", "models/alice/run"
 SECONDS = 240.0  # that a run may take
 
 
-class Repeatable(ModelServer):
-    """What it draws depends on its weights and on the prompts alone: a batch that is asked for again is the same."""
+class Places(TrainerCallback):
+    """Keeps, in a file that outlives a kill, at which step each place of a stream's blocks was first trained on."""
 
-    def __init__(self, model: Path) -> None:
-        super().__init__(model)
-        self.one_request = threading.Lock()
+    def __init__(self, trained: Any) -> None:
+        self.batches, self.taken = trained._streamed, list[tuple[int, int]]()
+        self.file = Path(trained.args.output_dir) / "places"
+        take = self.batches.take
 
-    def answered(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        with self.one_request:
-            asked = hashlib.sha256(json.dumps(body.get("prompt")).encode())
-            if path == "/v1/completions":
-                add(asked, self.model.state_dict())
-            self.drawn.manual_seed(int.from_bytes(asked.digest()[:7], "little"))
-            return super().answered(path, body)
+        def noted(number: int, *given: int) -> Any:
+            found = take(number, *given)
+            self.taken += self.batches._taken[number]
+            return found
+
+        self.batches.take = noted
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # What a run that was killed did after the checkpoint is done again.
+        rows = self.file.read_text().splitlines() if self.file.is_file() else []
+        kept = [row for row in rows if row.endswith("]]") and json.loads(row)[0] <= state.global_step]
+        self.file.write_text("".join(f"{row}\n" for row in kept))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.taken:
+            with self.file.open("a") as file:
+                file.write(json.dumps([state.global_step, self.taken]) + "\n")
+        self.taken = []
+
+    def all(self) -> list[tuple[int, int]]:
+        """Blocks and places, in order."""
+        found = [tuple(at) for row in self.file.read_text().splitlines() for at in json.loads(row)[1]]
+        assert len({*found}) == len(found), f"trained on twice: {found}"
+        return sorted(found)
 
 
 def soak(kills: int, root: Path, names: Sequence[str] | None = None) -> Iterator[dict[str, list[Outcome]]]:
@@ -407,11 +436,11 @@ def soak(kills: int, root: Path, names: Sequence[str] | None = None) -> Iterator
     if not names:
         names = list(CONFIGURATIONS)
         if importlib.util.find_spec("vllm") is None:
-            print("vLLM is not installed, and TRL's client of its server imports it: async_prefetch is left out.")
-            names = [name for name in names if "async_prefetch" not in CONFIGURATIONS[name]]
+            print("vLLM is not installed, and TRL's client of its server imports it: streams are left out.")
+            names = [name for name in names if "rollouts" not in CONFIGURATIONS[name]]
     draw, ends = random.Random(0), dict[str, str]()
     outcomes: dict[str, list[Outcome]] = defaultdict(list)
-    with served(root / "model", any("async_prefetch" in CONFIGURATIONS[name] for name in names)) as url:
+    with served(root / "model", any("rollouts" in CONFIGURATIONS[name] for name in names)) as url:
         for number in range(kills):
             name = names[number % len(names)]
             try:
@@ -493,9 +522,9 @@ def served(model: Path, needed: bool) -> Iterator[str]:
     if not needed:
         yield ""
         return
-    tokenizer = tiny_tokenizer()
+    tokenizer = tool_tokenizer()
     save_tiny_model(tiny_model(tokenizer), tokenizer, model)
-    server, parent = Repeatable(model), os.getpid()
+    server, parent = ModelServer(model), os.getpid()
 
     def serve() -> None:
         server.start()
@@ -652,20 +681,31 @@ def train(folder: Path, name: str, url: str, hub: str) -> None:
     """One run of a configuration, to its end."""
     one_thread()
     settings = {key: value for key, value in CONFIGURATIONS[name].items() if key not in ("ranks", "accelerate")}
-    baseline, data, tokenizer = settings.pop("baseline"), sums(), tiny_tokenizer()
+    streams = "rollouts" in settings
+    baseline, data, tokenizer = settings.pop("baseline"), sums(64 if streams else 16), tiny_tokenizer()
     own: dict[str, Callable[[], Any]] = {"running mean": RunningMean, "ppo": lambda: Ppo(critic_warmup_steps=1)}
-    if "async_prefetch" in settings:
+    if streams:
         settings |= {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url}
+        tokenizer = tool_tokenizer()
+    tools = settings.pop("tools", [])
+    if tools:
+        # A random model calls nothing: what is a call is a rule over its tokens.
+        turns.read_turn = by_rule
+        settings["generation_kwargs"] = {"allowed_token_ids": few_tokens(tokenizer)}
     if hub:
         constants.ENDPOINT, constants.HF_HUB_OFFLINE, constants.HF_HUB_DISABLE_XET = hub, False, True
         settings |= {"push_to_hub": True, "hub_model_id": "run", "hub_token": TOKEN, "hub_retry_wait": 0.1}
     saving = {"save_strategy": "steps", "save_steps": 3, "save_total_limit": 2}
     trained = OnCpus(
         model=tiny_model(tokenizer), reward_funcs=parity_reward, train_dataset=data, processing_class=tokenizer,
+        tools=tools or None,
         baseline=own[baseline]() if baseline in own else named_baseline(baseline, data),
         prompt_sampler=settings.pop("prompt_sampler", "uniform"),
         args=config(folder, **{"max_steps": SOAK_STEPS, **saving, **settings}), eval_dataset=data.select(range(8)),
     )  # fmt: skip
+    places = Places(trained) if streams else None
+    if places is not None:
+        trained.add_callback(places)
     trained.add_callback(StepFile())
     trained.train(resume_from_checkpoint="auto")
     assert not hub or trained.push_to_hub() is not None
@@ -673,12 +713,17 @@ def train(folder: Path, name: str, url: str, hub: str) -> None:
     trained.accelerator.wait_for_everyone()
     if not trained.accelerator.is_main_process:
         return
+    (folder / "modules").write_text("\n".join(name for name in sys.modules if not name.startswith("_")))
+    if places is not None:
+        ages = [row["rollout/staleness_max"] for row in trained.state.log_history if "rollout/staleness_max" in row]
+        assert max(ages) <= trained.args.max_staleness, ages
+        (folder / "digest").write_text(str(places.all()))
+        return
     digest = hashlib.sha256()
     add(digest, weights)
     add(digest, trained.baseline.state_dict())
     add(digest, trained.selection.state_dict() if trained.selection is not None else None)
     add(digest, trained._critic.module.state_dict() if trained._critic is not None else None)
-    (folder / "modules").write_text("\n".join(name for name in sys.modules if not name.startswith("_")))
     (folder / "digest").write_text(digest.hexdigest())
 
 

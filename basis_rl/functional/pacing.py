@@ -38,8 +38,8 @@ def next_batch(ended: Sequence[int], running: Sequence[int], size: int) -> list[
     """The rollouts of the next generation batch, as indices into `ended`; None if it has to wait.
 
     With ``n_d`` rollouts that may let at most d more batches pass, the later batches have room for ``d * size`` of
-    them, so this one takes at least ``n_d - d * size``. It takes those first, the oldest first, and fills up with what
-    ended first. If the condition ``n_d <= (d + 1) * size`` holds for every d before, it holds afterwards with d - 1 in
+    them, so this one takes at least ``n_d - d * size``. It takes the oldest that have ended, and of one age what ended
+    first. If the condition ``n_d <= (d + 1) * size`` holds for every d before, it holds afterwards with d - 1 in
     place of d: no rollout becomes too old.
 
     Args:
@@ -47,14 +47,11 @@ def next_batch(ended: Sequence[int], running: Sequence[int], size: int) -> list[
         running: of those that are under way.
         size: rollouts (or groups) of a generation batch.
     """
+    if len(ended) < size:
+        return None
     left = [max(0, each) for each in (*ended, *running)]
-    needed = 0
     for limit in sorted({*left}):
         due = sum(each <= limit for each in left) - limit * size
         if due > sum(each <= limit for each in left[: len(ended)]):
             return None
-        needed = max(needed, due)
-    taken = sorted(range(len(ended)), key=lambda index: left[index])[:needed]
-    others = [index for index in range(len(ended)) if index not in set(taken)]
-    taken += others[: size - needed]
-    return sorted(taken) if len(taken) == size else None
+    return sorted(sorted(range(len(ended)), key=lambda index: left[index])[:size])

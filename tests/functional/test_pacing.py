@@ -92,8 +92,11 @@ def test_a_slow_rollout_is_waited_for_only_when_it_would_be_too_old():
 
 def test_the_oldest_come_first_and_then_what_ended_first():
     assert next_batch([3, 0, 2, 0], [], 2) == [1, 3]
-    assert next_batch([3, 0, 2, 3], [3], 2) == [0, 1]
+    assert next_batch([3, 0, 2, 3], [3], 2) == [1, 2]
+    assert next_batch([3, 3, 2, 3], [3], 3) == [0, 1, 2]
+    # Of a run that is resumed with a smaller bound, more may be too old than a batch has.
+    assert next_batch([0, 0, 0], [], 2) == [0, 1]
     assert next_batch([3, 3], [0], 2) is None
     assert next_batch([3], [3, 3], 2) is None
     # Three that may let one more batch pass have no room in it: one of them goes now.
-    assert next_batch([4, 4, 1, 1], [1], 2) == [0, 2]
+    assert next_batch([4, 4, 1], [1, 1], 2) == [0, 2]
