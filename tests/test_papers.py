@@ -3,6 +3,7 @@
 So do the recipes of `examples/gsm8k`, by the commands that they name.
 """
 
+import contextlib
 import json
 import re
 import shlex
@@ -18,6 +19,7 @@ from basis_rl.cli.main import main
 from basis_rl.estimate.footprint import Launch, planned
 from basis_rl.recipe.file import parse_recipe
 from examples.papers.orz_dapo import merge
+from tests.support.fake_vllm import FakeServer
 from tests.support.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,7 +78,7 @@ DATA = {
     },
 }
 ROWS_OF = {"zwhe99/MATH": 1030}
-GPUS = {"basis": 4, "otb": 8, "bv-blend": 8, "reinforce-pp": 8}
+GPUS = {"basis": 4, "otb": 8, "bv-blend": 8, "reinforce-pp": 8, "sao": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -89,20 +91,20 @@ def hub(monkeypatch):
             return Dataset.from_list([json.loads(line) for line in Path(data_files).read_text().splitlines()])
         return Dataset.from_list([DATA[name, config](i) for i in range(ROWS_OF.get(name, 520))])
 
-    tokenizers = {False: tiny_tokenizer(), True: tiny_tokenizer()}
-    tokenizers[True].chat_template = qwen2_5_chat_template.replace("You are Qwen, created by Alibaba Cloud. ", "")
-    tokenizers[True].eos_token = "<|endoftext|>"  # as that of the base model
+    tokenizers = {name: tiny_tokenizer() for name in MODELS}
+    for name in ("Qwen/Qwen2.5-7B", "Qwen/Qwen3-4B"):  # they call tools
+        template = qwen2_5_chat_template.replace("You are Qwen, created by Alibaba Cloud. ", "")
+        tokenizers[name].chat_template = template
+    tokenizers["Qwen/Qwen2.5-7B"].eos_token = "<|endoftext|>"  # as that of the base model
     monkeypatch.setattr("basis_rl.data.prompts.load_dataset", load_dataset)
     monkeypatch.setattr("basis_rl.recipe.build.AutoConfig.from_pretrained", lambda name, **_: MODELS[name][0])
-    monkeypatch.setattr(
-        "basis_rl.recipe.build.AutoTokenizer.from_pretrained", lambda name, **_: tokenizers[name == "Qwen/Qwen2.5-7B"]
-    )
+    monkeypatch.setattr("basis_rl.recipe.build.AutoTokenizer.from_pretrained", lambda name, **_: tokenizers[name])
 
 
 def launch_of(name):
     gpus = next(count for prefix, count in GPUS.items() if name.startswith(prefix))
     engine = "fsdp2" if name.startswith("bv-blend") else "zero3"
-    memory = 79 if name.startswith(("otb", "reinforce")) else 95
+    memory = 79 if name.startswith(("otb", "reinforce", "sao")) else 95
     return engine, gpus, memory
 
 
@@ -129,10 +131,14 @@ def test_check(row, reward, capsys, monkeypatch, tmp_path):
     _, (name, *overrides) = row
     engine, gpus, memory = launch_of(name)
     launch = ["--accelerate_config", str(ROOT / f"accelerate_configs/{engine}.yaml"), "--world_size", str(gpus)]
-    code = main(["check", str(PAPERS / name), *overrides, *launch, "--gpu_memory", str(memory)])
+    recipe = yaml.safe_load((PAPERS / name).read_text())
+    with contextlib.ExitStack() as servers:
+        if recipe["vllm_mode"] == "server":
+            served = FakeServer(max_model_len=recipe["vllm_max_model_length"], root=recipe["model_name_or_path"])
+            overrides += ["--vllm_server_base_url", servers.enter_context(served).url]
+        code = main(["check", str(PAPERS / name), *overrides, *launch, "--gpu_memory", str(memory)])
     said = capsys.readouterr()
     assert code == 0, said.err
-    recipe = yaml.safe_load((PAPERS / name).read_text())
     billions = MODELS[recipe["model_name_or_path"]][1]
     counted = int(re.search(r"([\d,]+) parameters", said.out).group(1).replace(",", ""))
     assert counted == pytest.approx(billions * 1e9, rel=0.01)
@@ -177,6 +183,8 @@ def test_batches_are_the_papers(row):
         assert small == (recipe.run.objective == "gspo")
     elif name.startswith("otb"):  # on-policy, 128 prompts
         assert (prompts, each) == (128, args.generation_batch_size)
+    elif name.startswith("sao"):  # 128 trajectories a step, each of its own prompt
+        assert (prompts, args.num_generations, each) == (128, 1, 128)
     elif name.startswith("bv-blend"):  # 16 x 8, minibatches of 64, 500 iterations
         assert (prompts, args.num_generations, each, args.max_steps) == (16, 8, 64, 1000)
     else:

@@ -41,7 +41,7 @@ def show(title: str, text: str) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run all checks that training makes before its first step, and print what would happen. Weights are loaded only
-    for ``--rollouts`` and ``--measure``.
+    for ``--draw`` and ``--measure``.
 
     ``basis-rl check module:name`` runs the conformance checks on a user's own baseline, objective or reward instead;
     ``--argument value`` are then the arguments of its constructor.
@@ -57,8 +57,8 @@ def main(argv: Sequence[str]) -> int:
             recipe = parse_recipe(rest)
             notes(recipe.notes)
             plan = check(recipe, launch, options.gpu_memory, shlex.join(rest), warnings.append)
-            if options.rollouts > 0:
-                text = check_model.rollouts(recipe, plan, options.rollouts, warnings.append)
+            if options.draw > 0:
+                text = check_model.rollouts(recipe, plan, options.draw, warnings.append)
                 show("Rollouts of the model as it is", text)
         if options.measure:
             steps = optimizer_steps(plan.args, len(plan.train_dataset))
@@ -168,6 +168,8 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     show("Memory of a GPU", memory(footprint, warn))
     show("Disk", disk(footprint, warn))
     show("Rollouts", sections.server(recipe, footprint, warn))
+    if args.streams:
+        show("Streaming", sections.streaming(recipe, footprint))
     sections.extras(args, launch, warn)
     show("Sandbox of the rewards", f"On this machine: {isolation()}.")
     show("Hub", sections.hub(args, warn))

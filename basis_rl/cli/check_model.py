@@ -1,4 +1,4 @@
-"""The sections of `basis-rl check` that load the model: what it writes before any training (--rollouts), and how long a
+"""The sections of `basis-rl check` that load the model: what it writes before any training (--draw), and how long a
 run takes (--measure)."""
 
 from __future__ import annotations

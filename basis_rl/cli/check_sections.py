@@ -19,7 +19,9 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from basis_rl.baselines import Baseline
 from basis_rl.clusters import PromptClusters
 from basis_rl.data import problem_text
-from basis_rl.engine.client import Client
+from basis_rl.engine.adapter import lora_missing
+from basis_rl.engine.client import Client, server_urls
+from basis_rl.estimate import report
 from basis_rl.estimate.memory import Launch
 from basis_rl.estimate.report import Footprint, Warn, server_memory
 from basis_rl.names import missing_extra
@@ -207,7 +209,6 @@ def server(recipe: Recipe, footprint: Footprint, warn: Warn) -> str:
     """Which engine generates; for a server, whether it is up, serves this model and takes sequences of this length."""
     args = footprint.args
     model = str(recipe.model.model_name_or_path)
-    length = footprint.length
     if not args.use_vllm:
         return "transformers generates the rollouts, in the training processes. vLLM is faster (use_vllm)."
     if args.vllm_mode == "colocate":
@@ -216,30 +217,49 @@ def server(recipe: Recipe, footprint: Footprint, warn: Warn) -> str:
     need = server_memory(footprint)
     if recipe.run.serve:
         return f"The training starts a vLLM server of its own on port {args.vllm_server_port}.{need}"
-    url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+    urls = server_urls(args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}")
+    found = " ".join(_server_at(url, model, footprint, warn) for url in urls)
+    return f"vLLM generates the rollouts, at {' and '.join(urls)}. {found}{need}"
+
+
+def _server_at(url: str, model: str, footprint: Footprint, warn: Warn) -> str:
+    """What a server that is there already says of itself."""
+    length = footprint.length
     try:
         client = Client(url)
         client.ask("/health")
         served = client.model()
+        missing = lora_missing(client) if footprint.args.vllm_lora_sync == "adapter" else None
     except (RolloutError, RequestRefused, ValueError) as error:
         warn(
             f"There is no vLLM server at {url} ({error}). Start it before the training: "
             f"`basis-rl serve {quote(model)}`."
         )
-        return f"vLLM generates the rollouts, at {url}, where no server answers at present.{need}"
+        return f"At {url} no server answers at present."
+    if missing is not None:
+        warn(missing)
     # The server may name the same folder in another way.
     if Path(model).resolve() not in {Path(name).resolve() for name in served.names}:
         warn(f"The vLLM server at {url} serves {', '.join(served.names)}, but the recipe trains {model}.")
     if served.max_model_len is not None and served.max_model_len < length:
         warn(
             f"The vLLM server at {url} accepts {served.max_model_len} tokens, but the longest prompt "
-            f"({footprint.prompt}) and max_completion_length ({args.max_completion_length}) together have {length}. "
-            f"Start it with --max-model-len {length} or more."
+            f"({footprint.prompt}) and max_completion_length ({footprint.args.max_completion_length}) together have "
+            f"{length}. Start it with --max-model-len {length} or more."
         )
     return (
-        f"vLLM generates the rollouts, at {url}. The server is healthy, serves {' = '.join(served.names)} and accepts "
-        f"up to {served.max_model_len} tokens; {length} are needed.{need}"
+        f"The server at {url} is healthy, serves {' = '.join(served.names)} and accepts up to {served.max_model_len} "
+        f"tokens; {length} are needed."
     )
+
+
+def streaming(recipe: Recipe, footprint: Footprint) -> str:
+    """What streamed rollouts ask of the server, of which the servers that are there already tell their room."""
+    args = footprint.args
+    url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+    urls = [] if recipe.run.serve else server_urls(url)
+    rooms = [room for each in urls if (room := Client(each.strip()).cache_tokens()) is not None]
+    return report.streaming(footprint, sum(rooms) if rooms else None)
 
 
 def extras(args: BasisConfig, launch: Launch, warn: Warn) -> None:

@@ -158,7 +158,7 @@ def check_parser(add: Add) -> None:
     add("--gpu_memory", type=float, help="The memory of a GPU in GiB. The default is that of this machine's first.")
     add("--strict", action="store_true", help="Warnings also give exit code 2.")
     add(
-        "--rollouts",
+        "--draw",
         type=int,
         default=0,
         metavar="N",
@@ -256,6 +256,7 @@ def serve_parser(add: Add) -> None:
     add("--port", type=int, default=8000, help="The port. The default is 8000.")
     add("--dtype", default="auto", help="The precision of the weights, which is that of the training.")
     add("--max-model-len", type=int, default=None, help="Length of prompt and rollout together, in tokens.")
+    add("--max-lora-rank", type=int, default=None, help="Rank of the adapters that vllm_lora_sync: adapter sends.")
 
 
 def check_names(command: str, argv: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -80,15 +81,16 @@ class Footprint:
 
     @property
     def learned(self) -> float:
-        """Parameters of the baseline's own module on each GPU; 0 if it has none.
+        """Bytes of the baseline's own module on each GPU, with its AdamW; 0 if it has none.
 
-        A critic that is a whole model is sharded if the policy is sharded.
+        A critic that is a whole model is sharded if the policy is sharded. What is frozen is in float32 alone.
         """
         if not isinstance(self.baseline, LearnedBaseline):
             return 0.0
         sharded = self.launch.engine == "fsdp" or (self.launch.engine == "deepspeed" and self.launch.stage == 3)
         share = self.launch.world if sharded and not self.baseline.reads_hidden_states else 1
-        return self.baseline.module_parameters(self.config) / share
+        frozen = self.baseline.frozen_parameters(self.config)
+        return (16.0 * self.baseline.module_parameters(self.config) - 12.0 * frozen) / share
 
     @property
     def sequence(self) -> float:
@@ -151,7 +153,7 @@ def memory(run: Footprint, warn: Warn) -> str:
     parts = memory_parts(size, setting)
     # float32 weights and gradients, two moments of AdamW.
     if run.learned:
-        parts.append(Part("the baseline's module, with its AdamW", 16.0 * run.learned))
+        parts.append(Part("the baseline's module, with its AdamW", run.learned))
     parts += _colocated(run, warn)
     total = peak(parts)
     lines = [
@@ -214,6 +216,34 @@ def server_memory(run: Footprint) -> str:
         return ""
     sequence = f"{cache:.2f} GiB of KV cache for each sequence of {run.length} tokens"
     return f" It needs {weights:.1f} GiB for the weights, and {sequence}."
+
+
+def streaming(run: Footprint, room: int | None) -> str:
+    """What is in flight with ``rollouts: stream``, how old it becomes, and what it asks of the server and of rewards.
+
+    Args:
+        run: of which ``batches_in_flight`` is set.
+        room: tokens that the server's KV cache has room for; None if it is not known.
+    """
+    args = run.args
+    batches = args.batches_in_flight or 0
+    rollouts = batches * args.generation_batch_size
+    # By Little's law: so many batches are under way whenever one is taken.
+    age = batches * args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps
+    tokens = rollouts * run.length
+    held = f"{tokens:,} tokens of {run.length} per rollout at most"
+    with suppress(ValueError):
+        held += f", {rollouts * run.sequence / GIB:.2f} GiB of KV cache"
+    if room is not None:
+        held += f"; the server has room for {room:,} tokens" + ", others wait in its queue" * (room < tokens)
+    return (
+        f"{batches} generation batch(es) are in flight while one is trained on: {rollouts // args.num_generations} "
+        f"prompts, {rollouts} rollouts, {held}.\nA rollout begins about {age:.3g} optimizer steps before it is first "
+        f"trained on, at most {args.max_staleness} (max_staleness). Tokens drawn after new weights came are younger.\n"
+        f"A rollout that takes more than {args.rollout_timeout:g} s (rollout_timeout) has no reward.\nReward functions "
+        "are called from other threads, with all rollouts of a prompt as they end, and not with batches: one that "
+        "compares rollouts of different prompts is wrong here."
+    )
 
 
 def disk(run: Footprint, warn: Warn) -> str:

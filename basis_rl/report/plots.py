@@ -14,7 +14,7 @@ import numpy as np
 
 from basis_rl.report import compare
 from basis_rl.report.compare import Comparison, Curve, evaluation_name
-from basis_rl.report.tables import METRICS, PERCENT, Metric, table_price, time_unit
+from basis_rl.report.tables import METRICS, PERCENT, WAITED, Metric, table_price, time_unit
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, for white and lightened for a dark page. Further
 # groups reuse them with another line style.
@@ -29,7 +29,8 @@ _SAVED: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.05}
 # An axis that is computed, not logged: rollouts of the training plus those of the value table.
 TABLE = "with_table"
 
-_OF_A_RUN = ("baseline/beta", "baseline/mse_to_reward")
+_OF_A_RUN = ("baseline/beta", "baseline/mse_to_reward", "rollout/staleness")
+_WAITING = Metric("share of the time that each side waited", WAITED[0], PERCENT)
 _AXES = {
     "num_rollouts": "rollouts",
     "num_rollout_tokens": "rollout tokens",
@@ -143,12 +144,14 @@ def _dress(axis: Any, plot: Metric, unit: str) -> None:
 
 
 def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -> None:
-    """Plot those of reward, evaluations, baseline's error and beta that were logged; no file without any."""
+    """Plot what was logged of reward, evaluations, the baseline's error and beta, and the staleness and waiting of
+    streamed rollouts; no file without any."""
     from matplotlib.figure import Figure
 
     keys = compare.evaluations({key for row in log for key in row})
     evaluated = [Metric(f"evaluation: {evaluation_name(key) or 'reward'}", key) for key in keys]
     metrics = [Metric("mean reward", "reward"), *evaluated, *(metric for metric in METRICS if metric.key in _OF_A_RUN)]
+    metrics.append(_WAITING)
     shown = [metric for metric in metrics if any(row.get(metric.key) is not None for row in log)]
     # A run of fewer steps than logging_steps has logged nothing.
     if not shown:
@@ -156,13 +159,17 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
     figure = Figure(figsize=(7, 2.4 * len(shown)))
     axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
     for axis, metric in zip(axes, shown, strict=True):
-        logged = [(row["step"], row[metric.key]) for row in log if row.get(metric.key) is not None]
-        steps, values = zip(*logged, strict=True)
-        if metric in evaluated:
-            axis.plot(steps, values, color=LIGHT[0], linewidth=2, marker="o", markersize=4)
-        else:
-            axis.plot(steps, values, color=LIGHT[0], alpha=0.3, linewidth=1)
-            axis.plot(steps, smooth(values), color=LIGHT[0], linewidth=2)
+        sides = dict(zip(WAITED, ("trainer", "server"), strict=True)) if metric is _WAITING else {metric.key: None}
+        for color, (key, side) in zip(LIGHT, sides.items(), strict=False):
+            logged = [(row["step"], row[key]) for row in log if row.get(key) is not None]
+            steps, values = zip(*logged, strict=True)
+            if metric in evaluated:
+                axis.plot(steps, values, color=color, linewidth=2, marker="o", markersize=4)
+            else:
+                axis.plot(steps, values, color=color, alpha=0.3, linewidth=1)
+                axis.plot(steps, smooth(values), color=color, linewidth=2, label=side)
+        if metric is _WAITING:
+            axis.legend(frameon=False)
         _dress(axis, replace(metric, x="step"), "")
     figure.suptitle(title)
     figure.tight_layout()

@@ -59,7 +59,7 @@ def call(
         raise ValueError(f"{failure(name, error)}.") from error
 
 
-def failure(name: str, error: Exception) -> str:
+def failure(name: str, error: BaseException) -> str:
     """What a reward function did wrong, in a sentence without its full stop."""
     if isinstance(error, WrongScores):
         return f"The reward function '{name}' {error}"

@@ -25,12 +25,15 @@ Plot = Callable[..., Any]
 _FILE = "metrics.jsonl"
 # Rows of the log that a checkpoint has itself.
 _ROWS = 100
+# The metric of a column that only a run with ``rollouts: stream`` has.
+_WAITED = "rollout/waited_share"
 # A column's metric, heading, width, and what the heading means; the last ones go where a line is too narrow for all.
 _COLUMNS = (
     ("reward", "reward", 8, "mean reward of the sampled rollouts"),
     ("completions/mean_length", "len", 7, "mean tokens per rollout"),
     ("completions/clipped_ratio", "cut", 7, "share of the rollouts that were cut off"),
     ("step_time", "s/step", 8, "seconds per step"),
+    (_WAITED, "wait", 7, "share of the time that the trainer waited for rollouts"),
     ("tokens_per_second", "tok/s", 7, "tokens per second"),
     ("learning_rate", "lr", 9, "learning rate"),
     ("baseline/mse_to_reward", "err", 8, "mean squared error of the baseline"),
@@ -54,12 +57,14 @@ class ProgressLines(TrainerCallback):
         self._plot = plot
         self._began = time.perf_counter()
         self._first_step = 0
+        self._streams = False
         # Printed so far.
         self._lines = 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._began = time.perf_counter()
         self._first_step = state.global_step
+        self._streams = getattr(args, "streams", False)
         self._lines = 0
         if state.is_world_process_zero and args.output_dir:
             Path(args.output_dir).mkdir(parents=True, exist_ok=True)
@@ -92,7 +97,7 @@ class ProgressLines(TrainerCallback):
         """Step, the metrics in their columns, time left; a heading from time to time, and once what it means."""
         first = f"step {state.global_step}/{state.max_steps}"
         width = len(f"step {state.max_steps}/{state.max_steps}")
-        columns = _fitting(WIDTH - width - _LEFT)
+        columns = _fitting(WIDTH - width - _LEFT, streams=self._streams)
         if self._lines == 0:
             meanings = (f"{label}: {meaning}" for _, label, _, meaning in columns)
             print(textwrap.fill("; ".join(meanings) + ".", WIDTH), flush=True)
@@ -106,10 +111,11 @@ class ProgressLines(TrainerCallback):
         print(first.ljust(width) + values + left.rjust(_LEFT), flush=True)
 
 
-def _fitting(room: int) -> list[tuple[str, str, int, str]]:
+def _fitting(room: int, *, streams: bool) -> list[tuple[str, str, int, str]]:
     """The first columns, as many as there is room for."""
-    ends = accumulate(size for _, _, size, _ in _COLUMNS)
-    return [column for column, end in zip(_COLUMNS, ends, strict=True) if end <= room]
+    columns = [column for column in _COLUMNS if streams or column[0] != _WAITED]
+    ends = accumulate(size for _, _, size, _ in columns)
+    return [column for column, end in zip(columns, ends, strict=True) if end <= room]
 
 
 def _cell(value: float | None, width: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from torch.distributed import distributed_c10d
 from trl import GRPOConfig
 
+from basis_rl.engine.client import server_urls
 from basis_rl.functional.objectives import ESTIMATORS
 from basis_rl.functional.pacing import most_batches_ahead
 from basis_rl.names import option, refuse_unknown, require_extra
@@ -74,8 +75,18 @@ class BasisConfig(GRPOConfig):
     vllm_sync_folder: str | None = option(
         None, "The folder for vllm_weight_sync 'folder', seen by both sides. The default is in shared memory."
     )
+    vllm_lora_sync: str = option(
+        "merged",
+        "What a vLLM server gets of a LoRA policy: 'merged' weights, or the 'adapter' alone, through the folder. The "
+        "server then needs --max-lora-rank.",
+    )
     vllm_sync_tolerance: float | None = option(
         None, "The largest log-probability error of vLLM after a sync. The default is 1e-3 in float32, otherwise 1."
+    )
+    vllm_server_base_url: str | None = option(
+        None,
+        "The URL of a vLLM server, such as http://localhost:8000. Several, separated by commas, share the rollouts. "
+        "The default is vllm_server_host and vllm_server_port.",
     )
     vllm_request_timeout: float = option(1800.0, "The seconds that one request to the vLLM server may take.")
     vllm_recovery_timeout: float = option(
@@ -93,8 +104,8 @@ class BasisConfig(GRPOConfig):
     )
     batches_in_flight: int | None = option(
         None,
-        "With rollouts: stream: how many generation batches are under way while one is trained on. More wait less and "
-        "are older. The default is half of what max_staleness allows, and at least 1.",
+        "With rollouts: stream: how many generation batches are under way while one is trained on, which is how many "
+        "batches old rollouts are on average. The default is 2, or what two optimizer steps use, within max_staleness.",
     )
     rollout_timeout: float = option(
         1800.0,
@@ -151,6 +162,9 @@ class BasisConfig(GRPOConfig):
             # While the first rank waits for the server, the others wait for it in a collective, which must not time
             # out.
             patience = self.vllm_request_timeout + self.vllm_recovery_timeout + self.vllm_server_timeout + 300.0
+            if self.streams:
+                # A rollout may take its time twice: once until it has ended, and once more for its rewards.
+                patience = max(patience, 2 * self.rollout_timeout + 300.0)
             self.ddp_timeout: int = max(self.ddp_timeout, int(patience))
         # transformers does not pass ddp_timeout on with `use_cpu`, and no library passes it to the groups of DeepSpeed
         # and FSDP.
@@ -209,6 +223,20 @@ class BasisConfig(GRPOConfig):
             raise ValueError(f"packing must be 'auto' or 'none', got '{self.packing}'.")
         if self.vllm_weight_sync not in ("auto", "nccl", "folder"):
             raise ValueError(f"vllm_weight_sync must be 'auto', 'nccl' or 'folder', got '{self.vllm_weight_sync}'.")
+        if self.vllm_lora_sync not in ("merged", "adapter"):
+            raise ValueError(f"vllm_lora_sync must be 'merged' or 'adapter', got '{self.vllm_lora_sync}'.")
+        if self.vllm_lora_sync == "adapter" and not (self.use_vllm and self.vllm_mode == "server"):
+            raise ValueError("vllm_lora_sync: adapter needs a vLLM server: use_vllm, vllm_mode 'server'.")
+        if self.several_servers and self.vllm_weight_sync == "nccl":
+            raise ValueError(
+                "vllm_server_base_url names several servers, which get weights through a folder that they all see, but "
+                "vllm_weight_sync is 'nccl'. Set it to 'folder', or start one server with --data-parallel-size."
+            )
+        if self.several_servers and self.vllm_lora_sync == "adapter":
+            raise ValueError(
+                "vllm_lora_sync: adapter works with one server, but vllm_server_base_url names several. Set it to "
+                "'merged', or name one server."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """As in transformers, without secrets, also within dictionaries (`model_init_kwargs`)."""
@@ -216,6 +244,11 @@ class BasisConfig(GRPOConfig):
             key: plain_values(redact(value)) if type(value) is dict else value
             for key, value in super().to_dict().items()
         }
+
+    @property
+    def several_servers(self) -> bool:
+        """Whether rollouts are drawn by more than one vLLM server."""
+        return self.vllm_server_base_url is not None and len(server_urls(self.vllm_server_base_url)) > 1
 
     @property
     def streams(self) -> bool:
@@ -230,6 +263,11 @@ class BasisConfig(GRPOConfig):
                 "rollouts: stream needs a vLLM server, which draws rollouts while this process trains: set use_vllm, "
                 "and vllm_mode to 'server'. transformers and vllm_mode 'colocate' draw and train in turns: set "
                 "rollouts to 'sync' for them."
+            )
+        if self.vllm_lora_sync == "adapter":
+            raise ValueError(
+                "rollouts: stream works with merged weights only: vLLM 0.30 fails when it scores a probe, by which "
+                "each sync is checked, beside requests with adapters. Leave vllm_lora_sync out."
             )
         if not self.vllm_importance_sampling_correction:
             raise ValueError(
@@ -254,7 +292,8 @@ class BasisConfig(GRPOConfig):
                 f"batches_in_flight ({self.batches_in_flight}) is more than the {most} that max_staleness "
                 f"({self.max_staleness}) allows. Lower it, or raise max_staleness."
             )
-        self.batches_in_flight = self.batches_in_flight or max(1, most // 2)
+        two_steps = max(2, 2 * self.gradient_accumulation_steps // served)
+        self.batches_in_flight = self.batches_in_flight or min(most, two_steps)
 
     def _check_kl(self) -> None:
         if self.kl_placement not in ("loss", "reward"):

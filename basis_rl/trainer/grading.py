@@ -24,12 +24,14 @@ class Entry:
         row: of the dataset.
         rollouts: G of them; their `rewards` and `logged` are filled in.
         environments: of each rollout; None without environments.
+        outcome: whether all functions have scored it, or why they have not; False if it was given up, None while there
+            is none.
     """
 
     row: Mapping[str, Any]
     rollouts: Sequence[StreamedRollout]
     environments: Sequence[Any] | None = None
-    scored: bool = field(default=False, init=False)
+    outcome: bool | RewardFailed | None = field(default=None, init=False)
 
 
 class Grader:
@@ -42,16 +44,19 @@ class Grader:
     Args:
         functions: the run's reward functions.
         names: of the functions.
-        state: what functions are given as ``trainer_state``.
+        state: returns what functions are given as ``trainer_state``, which a training replaces when it begins.
         truncated: whether token ids were cut off by the length limit.
         loop: on which coroutines run.
+
+    Attributes:
+        turn: is held by who calls functions that are called by one thread at a time.
     """
 
     def __init__(
         self,
         functions: Sequence[Any],
         names: Sequence[str],
-        state: Any,
+        state: Callable[[], Any],
         truncated: Callable[[Sequence[int]], bool],
         loop: Callable[[], asyncio.AbstractEventLoop],
     ) -> None:
@@ -62,13 +67,14 @@ class Grader:
         self._state = state
         self._truncated = truncated
         self._loop = loop
-        self._turn = threading.Lock()
+        self.turn = threading.Lock()
         self._changing = threading.Lock()
         self._waiting: list[Entry] = []
+        self._called: list[Entry] = []
         self._metrics: dict[str, list[float]] = defaultdict(list)
 
-    def grade(self, entry: Entry) -> None:
-        """Score a group.
+    def grade(self, entry: Entry) -> bool:
+        """Score a group; False if it was given up.
 
         Raises:
             RewardFailed: a function raised an exception, or returned something else than a score for each rollout.
@@ -78,28 +84,46 @@ class Grader:
         for index in self._alone:
             self._score(index, [entry])
         with self._changing:
-            self._waiting.append(entry)
-        while not entry.scored:
-            turn = self._turn
-            # After `give_up` the turn is another lock.
+            self._waiting += [entry] if entry.outcome is None else []
+        while entry.outcome is None:
+            turn = self.turn
             if not turn.acquire(timeout=0.5):
                 continue
             try:
-                with self._changing:
-                    entries, self._waiting = self._waiting, []
-                if entry not in entries:
-                    # It was in a call that was given up, if it is not scored.
-                    return
-                for index in self._together:
-                    self._score(index, entries)
-                for each in entries:
-                    each.scored = True
+                # After `give_up` the turn is another lock.
+                if turn is self.turn and entry.outcome is None:
+                    self._score_waiting()
             finally:
                 turn.release()
+        if isinstance(entry.outcome, RewardFailed):
+            raise entry.outcome
+        return entry.outcome
 
-    def give_up(self) -> None:
-        """Let other groups no longer wait for a call that does not return."""
-        self._turn = threading.Lock()
+    def _score_waiting(self) -> None:
+        with self._changing:
+            self._called, self._waiting = self._waiting, []
+            entries = self._called
+        outcome: bool | RewardFailed = True
+        try:
+            for index in self._together:
+                self._score(index, entries)
+        except RewardFailed as error:
+            outcome = error
+        with self._changing:
+            for each in entries:
+                each.outcome = outcome if each.outcome is None else each.outcome
+
+    def give_up(self, entry: Entry) -> bool:
+        """Wait for a group's rewards no longer, nor for those of others in a call with it that does not return. False,
+        and nothing changes, if it only waits until others are scored."""
+        with self._changing:
+            if entry in self._waiting:
+                return False
+            hangs = entry in self._called and entry.outcome is None
+            self.turn = threading.Lock() if hangs else self.turn
+            for each in self._called if hangs else [entry]:
+                each.outcome = False
+            return True
 
     def take_metrics(self) -> dict[str, list[float]]:
         """What functions have passed to ``log_metric`` since the last call."""
@@ -119,7 +143,7 @@ class Grader:
             "completions": [each.completion for each in rollouts],
             "completion_ids": [each.completion_ids for each in rollouts],
             "truncated": [self._truncated(each.completion_ids) for each in rollouts],
-            "trainer_state": self._state,
+            "trainer_state": self._state(),
             "log_extra": columns.__setitem__,
             "log_metric": self._noted,
         }
@@ -130,7 +154,8 @@ class Grader:
             if _is_coroutine(function):
                 returned = asyncio.run_coroutine_threadsafe(returned, self._loop()).result()
             scores = scores_of(returned, len(rollouts))
-        except Exception as error:
+        # Also what ends a process, or cancels a coroutine: others wait for this call.
+        except BaseException as error:
             raise RewardFailed(f"{failure(name, error)}.") from error
         for place, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
             rollout.rewards[index] = score

@@ -47,6 +47,7 @@ from basis_rl.trainer.generation_check import check_generation, check_truncated_
 from basis_rl.trainer.micro_batches import check_token_budget
 from basis_rl.trainer.packing import method_of
 from basis_rl.trainer.prompt_check import check_prompts, check_template, first_rows, render_prompt
+from basis_rl.trainer.thread_check import check_environment, check_reward
 from basis_rl.trainer.tool_check import as_functions, check_tools
 from basis_rl.types import OF_UPDATE, SIGNALS, RunContext
 from basis_rl.values.provenance import fingerprint, run_provenance
@@ -165,6 +166,8 @@ def plan_run(
         ValueError: something is wrong, or two things do not fit.
     """
     args, found = with_objective(as_config(args, model), objective)
+    if args.vllm_lora_sync == "adapter" and kwargs.get("peft_config") is None and not hasattr(model, "peft_config"):
+        raise ValueError("vllm_lora_sync: adapter needs a LoRA policy: use_peft, or peft_config.")
     plan = Plan(
         args=args,
         baseline=as_object("baseline", baseline, BASELINES, Baseline),
@@ -666,6 +669,27 @@ def check_stream(plan: Plan) -> None:
         )
 
 
+def check_threads(plan: Plan) -> None:
+    """Reward functions and environments of streamed rollouts work in other threads than this one."""
+    rows = plan.train_dataset
+    if not plan.args.streams or not isinstance(rows, Dataset):
+        return
+    made = plan.kwargs.get("environment_factory") or {}
+    names = list(rows["environment"]) if isinstance(made, dict) and made else []
+
+    def tried() -> None:
+        wrong = Mistakes()
+        for function in filter(callable, plan.reward_funcs):
+            wrong.tried(check_reward, function, rows[0])
+        for name, factory in made.items() if isinstance(made, dict) else [(None, made)]:
+            row = rows[names.index(name) if name in names else 0]
+            wrong.tried(check_environment, factory, {k: row[k] for k in row if k != "environment" or not names})
+        wrong.tell()
+
+    # The main process alone draws and grades.
+    on_main_process(tried)
+
+
 DATA: tuple[Check, ...] = (
     check_sampler_data,
     check_columns,
@@ -674,6 +698,7 @@ DATA: tuple[Check, ...] = (
     name_leftovers,
     check_eval_data,
     check_stream,
+    check_threads,
     lambda plan: check_tools(plan.tools, plan.tokenizer, plan.train_dataset, plan.args),
     check_rows,
     check_templates,

@@ -38,7 +38,7 @@ _GOLD = "solution"
 _BESIDE = {
     "output_dir", "overwrite_output_dir", "allow_changed_settings", "resume_from_checkpoint", "run_name", "report_to",
     "disable_tqdm", "push_to_hub", "vllm_server_base_url", "vllm_server_port", "vllm_server_host", "vllm_group_port",
-    "seed", "num_generations", "generation_batch_size", "keep_rollouts_mb", "push_rollouts",
+    "seed", "num_generations", "generation_batch_size", "rollouts", "keep_rollouts_mb", "push_rollouts",
 }  # fmt: skip
 
 
@@ -209,6 +209,8 @@ def settings_of(run: Any, base: Mapping[str, Any], tokenizer: Any) -> dict[str, 
         "shuffle_dataset": args.shuffle_dataset,
         "generation_batch_size": args.generation_batch_size,
         "num_generations": args.num_generations,
+        # A stream's prompts that are under way are in no other run's order.
+        "rollouts": "stream" if args.streams else "sync",
         "baseline": baseline_name(baseline),
         **{f"baseline.{name}": as_json(value) for name, value in baseline.parameters.items()},
         "prompt_sampler": sampler_name(sampler),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import math
+import resource
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +28,11 @@ from basis_rl.trainer.grading import Entry, Grader
 # Seconds between two looks at what is waited for, and between two lines about it.
 _POLL = 0.2
 _TELL = 30.0
+_MOST_REQUESTS = 4096
+# Seconds, at most, until the requests of a run that has ended have ended, too.
+_FAREWELL = 5.0
+# Where a rollout is, by the phase of its conversation.
+_WHERE = {"environment": "in environments", "server": "at server", "tools": "in tools", "reward": "in grading"}
 _logger = logging.getLogger(__name__)
 
 
@@ -56,9 +65,12 @@ class Group:
         rollouts: G of them; None while one is under way.
         step: optimizer step of the weights with which they began.
         era: recoveries of the server before they began.
-        attempt: counts how often they were begun; what an earlier one brings is not used.
+        began: when that was.
         ended: whether all are scored.
         proven: whether the server is known to have had the right weights all along.
+        conversations: that are under way, a new list each time they begin: what others bring is not used. Empty where
+            they have not begun.
+        entry: what the grader was given.
     """
 
     block: int
@@ -66,24 +78,26 @@ class Group:
     row: Mapping[str, Any]
     rollouts: list[StreamedRollout | None]
     step: int = 0
-    era: int = 0
-    attempt: int = 0
+    era: int = -1
     began: float = 0.0
     ended: bool = False
     proven: bool = False
     conversations: list[Conversation] = field(default_factory=list)
+    entry: Entry | None = None
 
 
 class Load:
-    """Who waits for whom: seconds of trainer and server, from one batch to the next."""
+    """Who waits for whom, from one generation batch to the next; the first one counts from its first request on."""
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
-        self._requests = 0
+        self.requests = 0
         self._idle = 0.0
         self._idle_since: float | None = None
-        self._began = time.monotonic()
+        self._began: float | None = None
         self._tokens = 0
+        # Of the batch that is trained on; there is none at first.
+        self._trained: int | None = None
         self.waited = 0.0
 
     def count(self, tokens: int) -> None:
@@ -95,7 +109,8 @@ class Load:
     def request(self) -> Iterator[None]:
         """Within it the server has something to do."""
         with self._changing:
-            self._requests += 1
+            self.requests += 1
+            self._began = self._began or time.monotonic()
             if self._idle_since is not None:
                 self._idle += time.monotonic() - self._idle_since
                 self._idle_since = None
@@ -103,29 +118,37 @@ class Load:
             yield
         finally:
             with self._changing:
-                self._requests -= 1
-                if self._requests == 0:
+                self.requests -= 1
+                if self.requests == 0:
                     self._idle_since = time.monotonic()
 
     def take(self, tokens: int) -> dict[str, float]:
-        """Metrics since the last call; since then a batch was trained on, and one of so many tokens comes next."""
+        """Metrics since the last call. Of the two sides' speeds, each is over the seconds in which it did not wait.
+
+        Args:
+            tokens: of the batch that is trained on from now on.
+        """
         now = time.monotonic()
         with self._changing:
             if self._idle_since is not None:
                 self._idle += now - self._idle_since
                 self._idle_since = now
-            span = max(1e-9, now - self._began)
+            span = max(1e-3, now - (self._began or now))
             idle, self._idle = self._idle, 0.0
             drawn, self._tokens = self._tokens, 0
+            self._began = now
         waited, self.waited = self.waited, 0.0
-        self._began = now
-        return {
+        trained, self._trained = self._trained, tokens
+        found = {
             "rollout/waited": waited,
+            "rollout/waited_share": min(1.0, waited / span),
             "rollout/server_waited": idle,
-            "rollout/hidden": max(0.0, 1.0 - waited / span),
+            "rollout/server_waited_share": min(1.0, idle / span),
             "rollout/server_tokens_per_second": drawn / max(1e-3, span - idle),
-            "rollout/trainer_tokens_per_second": tokens / max(1e-3, span - waited),
         }
+        if trained is not None:
+            found["rollout/trainer_tokens_per_second"] = trained / max(1e-3, span - waited)
+        return found
 
 
 class Stream:
@@ -135,7 +158,8 @@ class Stream:
     other one. Groups are used once all their rollouts are scored; which ones, and when a batch has to wait, is told by
     `basis_rl.functional.pacing`. None is dropped. A rollout that takes too long or whose environment fails is used
     without a reward. After the server had to be recovered, whatever it may have drawn with wrong weights is drawn
-    again.
+    again: all that began before, and was not proven by then. A server that was started again is never taken for the
+    one before (`TrainingClient.prove`), so whatever ended before a proof was asked for has the right weights.
 
     Args:
         engine: the run's `basis_rl.engine.generation.Generation`.
@@ -165,98 +189,110 @@ class Stream:
         self._groups: list[Group] = []
         self._ended: list[Group] = []
         self._taken: dict[int, list[Group]] = {}
-        self._lost: RolloutError | None = None
-        self._fatal: Exception | None = None
+        # What threads have met, and recoveries of the server before their rollouts began.
+        self._failures: list[tuple[int, Exception]] = []
         self._load = Load()
+        # Each request needs a file descriptor.
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._slots = threading.BoundedSemaphore(_MOST_REQUESTS if most < 0 else min(_MOST_REQUESTS, most // 2))
 
     # The threads.
 
     def submit(self, groups: Iterable[tuple[int, int, Mapping[str, Any]]]) -> None:
         """Begin rollouts: of each group its block, its place in it, and its row of the dataset."""
+        began = time.monotonic()
         for block, place, row in groups:
             group = Group(block, place, row, [])
             with self._changed:
                 self._groups.append(group)
             self._begin(group)
+        self._load.waited += time.monotonic() - began
 
     def _begin(self, group: Group) -> None:
         with self._changed:
-            group.attempt += 1
             group.ended = group.proven = False
+            group.entry = None
             group.step = self.engine.served_step
             group.era = self.engine.recoveries
             group.began = time.monotonic()
             group.rollouts = [None] * self.num_generations
-            given = (self._trainer, group.row, self._tokenizer, self._environments, self._ask)
-            group.conversations = [Conversation(*given) for _ in group.rollouts]
+            begun: list[Conversation] = []
+            begun += [self._conversation(group, begun) for _ in group.rollouts]
+            group.conversations = begun
         for index in range(self.num_generations):
-            arguments = (group, group.attempt, index)
+            arguments = (group, begun, index)
             threading.Thread(target=self._roll_out, args=arguments, name="rollout", daemon=True).start()
 
-    def _ask(self, prompt: list[int], most: int) -> Mapping[str, Any]:
-        with self._load.request():
+    def _conversation(self, group: Group, begun: list[Conversation]) -> Conversation:
+        ask = partial(self._ask, group, begun)
+        return Conversation(self._trainer, group.row, self._tokenizer, self._environments, ask)
+
+    def _ask(self, group: Group, begun: list[Conversation], prompt: list[int], most: int) -> Mapping[str, Any]:
+        with self._slots, self._load.request():
+            if group.conversations is not begun:
+                raise RolloutError("nobody waits for this rollout any more")
             found: Mapping[str, Any] = self.engine.vllm_client.complete_one(
                 prompt, most, self.engine.served_step, self._sampling
             )
         self._load.count(len(found["completion_ids"]))
         return found
 
-    def _roll_out(self, group: Group, attempt: int, index: int) -> None:
+    def _roll_out(self, group: Group, begun: list[Conversation], index: int) -> None:
         """What a rollout's thread does; the last one of a group also grades it."""
-        conversation = group.conversations[index]
         try:
-            rollout = conversation.rolled_out()
-        except RolloutError as error:
-            self._note(lost=error)
+            rollout = begun[index].rolled_out()
+        except (RolloutError, RequestRefused) as error:
+            self._note(group, begun, error)
             return
-        except RequestRefused as error:
-            self._note(fatal=error)
-            return
-        # A tool or an environment may raise anything.
-        except Exception as error:
+        # A tool or an environment may raise anything, also what ends a process.
+        except BaseException as error:
+            # It may be in any state, and is not used again.
+            begun[index].environments = None
             rollout = self._unscored(group, f"{type(error).__name__}: {str(error)[:300]}")
-        self._arrived(group, attempt, index, rollout)
+        self._arrived(group, begun, index, rollout)
 
-    def _note(self, lost: RolloutError | None = None, fatal: Exception | None = None) -> None:
+    def _note(self, group: Group, begun: list[Conversation], error: Exception) -> None:
         with self._changed:
-            self._lost = self._lost or lost
-            self._fatal = self._fatal or fatal
-            self._changed.notify_all()
+            if group.conversations is begun and not group.ended:
+                self._failures.append((group.era, error))
+                self._changed.notify_all()
 
     def _unscored(self, group: Group, failure: str) -> StreamedRollout:
         _logger.warning("A rollout has no reward: %s", failure)
-        unused = Conversation(self._trainer, group.row, self._tokenizer, self._environments, self._ask)
-        return unused.unscored(failure)
+        return self._conversation(group, []).unscored(failure)
 
-    def _arrived(self, group: Group, attempt: int, index: int, rollout: StreamedRollout) -> None:
+    def _arrived(self, group: Group, begun: list[Conversation], index: int, rollout: StreamedRollout) -> None:
         with self._changed:
             # It may have been begun again, or been given up.
-            if group.attempt != attempt or group.rollouts[index] is not None:
+            if group.conversations is not begun or group.rollouts[index] is not None:
+                begun[index].close()
                 return
             group.rollouts[index] = rollout
-            group.conversations[index].phase = "reward"
+            begun[index].phase = "reward"
             whole = [each for each in group.rollouts if each is not None]
         if len(whole) == self.num_generations:
-            self._grade(group, attempt, whole)
+            self._grade(group, begun, whole)
 
-    def _grade(self, group: Group, attempt: int, rollouts: Sequence[StreamedRollout]) -> None:
+    def _grade(self, group: Group, begun: list[Conversation], rollouts: Sequence[StreamedRollout]) -> None:
         drawn = [index for index, each in enumerate(rollouts) if not each.failure]
-        environments = [(group.conversations[index].environments or [None])[0] for index in drawn]
+        environments = [(begun[index].environments or [None])[0] for index in drawn]
         known = self._environments.factories is not None
         entry = Entry(group.row, [rollouts[index] for index in drawn], environments if known else None)
         for rollout in rollouts:
             rollout.rewards = [math.nan] * len(self._trainer.reward_func_names)
+        group.entry = entry
         try:
-            if drawn:
-                self.grader.grade(entry)
+            scored = not drawn or self.grader.grade(entry)
         except RewardFailed as error:
-            self._note(fatal=error)
+            self._note(group, begun, error)
             return
         with self._changed:
-            if group.attempt == attempt and not group.ended:
+            if group.conversations is begun and not group.ended:
+                if not scored:
+                    self._without_rewards(group)
                 self._end(group)
-        for index in drawn:
-            group.conversations[index].close()
+        for index in drawn if scored else []:
+            begun[index].close()
 
     def _end(self, group: Group) -> None:
         group.ended = True
@@ -265,8 +301,9 @@ class Stream:
 
     # The main thread.
 
-    def take(self, number: int, step: int, offset: int) -> list[tuple[int, int, list[StreamedRollout]]]:
-        """Wait for generation batch `number` and return its groups: block, place, rollouts.
+    def take(self, number: int, step: int, offset: int) -> list[tuple[int, int, list[StreamedRollout]]] | None:
+        """Wait for generation batch `number` and return its groups: block, place, rollouts. None if it is not there
+        after half a minute: call it again.
 
         Args:
             number: of the generation batch.
@@ -278,40 +315,45 @@ class Stream:
             RequestRefused, RewardFailed: waiting would not help.
         """
         began = time.monotonic()
-        told = began
-        while True:
-            with self._changed, self.engine.interrupting():
+        chosen = None
+        while chosen is None and time.monotonic() - began < _TELL:
+            with self._changed:
                 self._look_after()
                 chosen = self._chosen(step, offset)
+                # Only these are proven: the server may fail after the proof.
+                ended = list(self._ended)
                 if chosen is None:
-                    self._changed.wait(_POLL)
-            if chosen is not None:
-                self.engine.vllm_client.prove()
-                _require_some(chosen)
-                break
-            if time.monotonic() - told > _TELL:
-                told = time.monotonic()
-                print(f"Waiting for rollouts since {told - began:.0f} s: {self.described()}.", flush=True)
+                    with self.engine.interrupting():
+                        self._changed.wait(_POLL)
+        self.engine.vllm_client.prove()
+        _require_some(chosen or [])
         with self._changed:
-            for group in self._ended:
+            for group in ended:
                 group.proven = True
-            for group in chosen:
+            for group in chosen or []:
                 self._groups.remove(group)
                 self._ended.remove(group)
-        self._taken[number] = chosen
+                # What was given up may still be under way.
+                group.conversations = []
         self._load.waited += time.monotonic() - began
+        if chosen is None:
+            print(self.described(self._load.waited), flush=True)
+            return None
+        self._taken[number] = chosen
         return [(each.block, each.place, [rollout for rollout in each.rollouts if rollout]) for each in chosen]
 
     def _look_after(self) -> None:
         """Raise what threads have met, begin again what a failed server drew, and give up what takes too long."""
-        if self._fatal is not None:
-            raise self._fatal
-        if self._lost is not None:
-            lost = self._lost
-            self._lost = None
-            raise lost
+        failures, self._failures = self._failures, []
+        for era, error in failures:
+            if isinstance(error, RequestRefused):
+                # Another server at this address refuses requests for our model; this raises what has happened.
+                self.engine.vllm_client.prove()
+            # After a recovery, what those before it tell is known.
+            if era == self.engine.recoveries:
+                raise error
         late = time.monotonic() - self.pace.seconds
-        for group in self._groups:
+        for group in self._under_way():
             if group.era != self.engine.recoveries and not group.proven:
                 if group.ended:
                     self._ended.remove(group)
@@ -319,26 +361,34 @@ class Stream:
             elif not group.ended and group.began < late:
                 self._give_up(group)
 
+    def _under_way(self) -> list[Group]:
+        """Of a run that is resumed with fewer batches in flight, the later groups have to wait."""
+        return self._groups[: (self.pace.batches + 1) * self.size]
+
     def _give_up(self, group: Group) -> None:
         """Use a group as it is; what has not come has no reward."""
-        phases = {group.conversations[index].phase for index, each in enumerate(group.rollouts) if each is None}
-        attempt = group.attempt
-        for index, rollout in enumerate(group.rollouts):
-            if rollout is None:
-                waited = f"not there after {self.pace.seconds:g} s, waiting for the {group.conversations[index].phase}"
-                group.rollouts[index] = self._unscored(group, waited)
+        missing = [index for index, each in enumerate(group.rollouts) if each is None]
+        for index in missing:
+            late = f"not there after {self.pace.seconds:g} s, waiting for the {group.conversations[index].phase}"
+            group.rollouts[index] = self._unscored(group, late)
         whole = [each for each in group.rollouts if each is not None]
-        if phases and any(not each.failure for each in whole):
+        if missing and any(not each.failure for each in whole):
             # The others are graded, and have as long for it again.
             group.began = time.monotonic()
-            threading.Thread(target=self._grade, args=(group, attempt, whole), daemon=True).start()
+            threading.Thread(target=self._grade, args=(group, group.conversations, whole), daemon=True).start()
             return
-        if not phases:
-            _logger.warning("A group has no reward: grading took more than %g s.", self.pace.seconds)
-            self.grader.give_up()
-        for rollout in whole:
-            rollout.rewards = [math.nan] * len(self._trainer.reward_func_names)
+        if group.entry is not None and not self.grader.give_up(group.entry):
+            # It has as long again, once those before it are scored or given up.
+            group.began = time.monotonic()
+            return
+        self._without_rewards(group)
         self._end(group)
+
+    def _without_rewards(self, group: Group) -> None:
+        """Its rollouts have no rewards. Copies take their place, since a function that returns late fills in theirs."""
+        late = f"grading took more than {self.pace.seconds:g} s"
+        none: dict[str, Any] = {"rewards": [math.nan] * len(self._trainer.reward_func_names), "logged": {}}
+        group.rollouts = [replace(each, **none, failure=each.failure or late) for each in group.rollouts if each]
 
     def _chosen(self, step: int, offset: int) -> list[Group] | None:
         def left(group: Group) -> int:
@@ -346,16 +396,25 @@ class Stream:
             age = step - group.step
             return batches_left(age, pace.max_staleness, pace.generate_every, pace.accumulation, offset)
 
-        running = [left(group) for group in self._groups if not group.ended]
+        running = [left(group) for group in self._under_way() if not group.ended]
         found = next_batch([left(group) for group in self._ended], running, self.size)
         return None if found is None else [self._ended[index] for index in found]
 
-    def described(self) -> str:
-        """What the groups that have not ended wait for."""
-        phases = [each.phase for group in self._groups if not group.ended for each in group.conversations]
-        counts = {phase: phases.count(phase) for phase in dict.fromkeys(phases)}
-        waiting = ", ".join(f"{count} for the {phase}" for phase, count in counts.items())
-        return f"{len(self._ended)} groups have ended, {len(phases)} rollouts are under way ({waiting})"
+    def described(self, seconds: float) -> str:
+        """A line that says how long a batch has been waiting, how many prompts of it are there, and where rollouts of
+        the others are."""
+        late = [group for group in self._groups if not group.ended]
+        counts = Counter(
+            conversation.phase
+            for group in late
+            for conversation, rollout in zip(group.conversations, group.rollouts, strict=False)
+            # A rollout is graded with the others of its group.
+            if rollout is None or all(group.rollouts)
+        )
+        there = ", ".join(f"{counts[phase]} {where}" for phase, where in _WHERE.items() if counts[phase])
+        oldest = max((self.engine.served_step - group.step for group in late), default=0)
+        ready = f"{len(self._ended)}/{self.size} prompts"
+        return f"waiting {seconds:.0f} s, {ready}: {there or 'none under way'}, oldest {oldest} steps"
 
     def metrics(self, step: int, number: int) -> dict[str, float]:
         """``rollout/*`` of the batch that was taken last."""
@@ -363,7 +422,7 @@ class Stream:
         ages = [
             step - drawn for each in rollouts for drawn, own in zip(each.steps, each.tool_mask, strict=False) if own
         ]
-        under_way = [group for group in self._groups if not group.ended]
+        under_way = [group for group in self._groups if group.conversations and not group.ended]
         return {
             "rollout/staleness": sum(ages) / max(1, len(ages)),
             "rollout/staleness_max": float(max(ages, default=0)),
@@ -386,15 +445,25 @@ class Stream:
                 self._groups = [*groups, *self._groups]
                 self._ended = [*groups, *self._ended]
 
+    def close(self) -> None:
+        """The run has ended: nothing asks the server any more. What is not proven begins again with the next `take`."""
+        with self._changed:
+            self._failures = []
+            for group in self._groups:
+                group.conversations = []
+                group.ended = group.proven
+                group.era = -1
+            self._ended = [group for group in self._ended if group.proven]
+        until = time.monotonic() + _FAREWELL
+        while self._load.requests and time.monotonic() < until:
+            self.engine.vllm_client.session.cut()
+            time.sleep(0.02)
+
     def state_dict(self) -> list[dict[str, Any]]:
         """Of each group its prompt, by block and place, and its rollouts, if they are scored and proven."""
         with self._changed:
             return [
-                {
-                    "at": (group.block, group.place),
-                    "step": group.step,
-                    "rollouts": [dict(vars(each)) for each in group.rollouts if each] if group.proven else None,
-                }
+                {"at": (group.block, group.place), "step": group.step, "rollouts": _written(group)}
                 for group in self._groups
             ]
 
@@ -403,19 +472,31 @@ class Stream:
         again with the next `take`."""
         self._groups = []
         self._ended = []
+        self._taken = {}
         for each in state:
-            rollouts = [StreamedRollout(**fields) for fields in each["rollouts"] or []]
+            rollouts = [StreamedRollout(**fields) for fields in json.loads(each["rollouts"] or "[]")]
             block, place = each["at"]
-            group = Group(block, place, row(block, place), list(rollouts), step=int(each["step"]), era=-1)
+            group = Group(block, place, row(block, place), list(rollouts), step=int(each["step"]))
             group.ended = group.proven = bool(rollouts)
             self._groups.append(group)
             self._ended += [group] if rollouts else []
 
 
+def _written(group: Group) -> str | None:
+    """Its rollouts as JSON. None if they are not proven, or have what JSON cannot hold, such as images: they are drawn
+    again."""
+    try:
+        # What reward functions have logged may be numbers of numpy.
+        fields = [vars(each) for each in group.rollouts if each]
+        return json.dumps(fields, default=lambda number: number.tolist()) if group.proven else None
+    except (TypeError, ValueError, AttributeError):
+        return None
+
+
 def _require_some(groups: Sequence[Group]) -> None:
     """Raise RewardFailed if no rollout of a batch could be scored."""
     failures = [each.failure for group in groups for each in group.rollouts if each is not None]
-    if all(failures):
+    if failures and all(failures):
         raise RewardFailed(f"All {len(failures)} rollouts of a batch failed. The first one: {failures[0]}")
 
 
@@ -447,8 +528,9 @@ class StreamedBatches:
         self._next = 0
         self._taken: dict[int, list[tuple[int, int]]] = {}
 
-    def fill(self, batches: int) -> None:
-        """Draw and submit all blocks before number `batches`."""
+    def fill(self, batches: int, first: int = 0) -> None:
+        """Draw and submit all blocks before number `batches`, but none before `first`: they are trained on."""
+        self._next = max(self._next, first)
         while self._next < batches:
             number = self._next
             self._next += 1
@@ -475,7 +557,10 @@ class StreamedBatches:
             assert self.stream is not None
             return self.stream.take(number, step, offset)
 
-        found = self.engine.persist(lambda: self.engine.by_main(wait))
+        found = None
+        # With each call there is as much time again for a server that fails.
+        while found is None:
+            found = self.engine.persist(lambda: self.engine.by_main(wait))
         places = [(block, place) for block, place, _ in found]
         self._taken[number] = places
         for block, place in places:

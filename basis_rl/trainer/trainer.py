@@ -417,7 +417,8 @@ class BasisTrainer(GRPOTrainer):
         pace = Pace(args.max_staleness, args.batches_in_flight, *served, args.rollout_timeout)
         stream = None
         if self.accelerator.is_main_process:
-            given = (self.functions, self.reward_func_names, self.state, self._is_truncated, lambda: self.async_loop)
+            named = (self.functions, self.reward_func_names)
+            given = (*named, lambda: self.state, self._is_truncated, lambda: self.async_loop)
             size = args.generation_batch_size // self.num_generations
             stream = Stream(engine, self, Grader(*given), self.processing_class, pace, size, self.num_generations)
         return StreamedBatches(engine, stream, pace, self._block, self.train_dataset)
@@ -509,16 +510,16 @@ class BasisTrainer(GRPOTrainer):
         first, and then the prompts of a later batch, of which it draws rollouts while this one is trained on."""
         number = self._generation_batch
         step = self.state.global_step
-        micro_batches = self.state.max_steps * self.args.gradient_accumulation_steps
+        offset = self._step % self.args.gradient_accumulation_steps
+        micro_batches = (self.state.max_steps - step) * self.args.gradient_accumulation_steps - offset
         # Rounded up: the last generation batch may serve fewer micro-batches than the others.
-        last = -(-micro_batches // self._generate_every)
+        last = number - (-micro_batches // self._generate_every)
         with self.timer.measure("generation"):
             if step != self._last_loaded_step:
                 self.vllm_generation.sync_weights()
                 self._last_loaded_step = step
             ahead = streamed.pace.batches
-            streamed.fill(min(last, number + ahead))
-            offset = self._step % self.args.gradient_accumulation_steps
+            streamed.fill(min(last, number + ahead), number)
             draw, rollouts, self._served_rewards = streamed.take(number, step, offset)
             streamed.fill(min(last, number + 1 + ahead))
         if streamed.stream is not None:
@@ -679,7 +680,9 @@ class BasisTrainer(GRPOTrainer):
     def _scores(self, inputs: Any, prompts: Any, completions: Any, token_ids: list[list[int]]) -> Tensor:
         """``(N, F)`` of all ranks' rollouts. Raises RewardFailed on every rank if a function fails on one."""
         rows = [{**row, "truncated": self._is_truncated(ids)} for row, ids in zip(inputs, token_ids, strict=True)]
-        scores: Tensor = super()._calculate_rewards(rows, prompts, completions, token_ids)
+        stream = self._streamed.stream if self._streamed is not None else None
+        with nullcontext() if stream is None else stream.grader.turn:
+            scores: Tensor = super()._calculate_rewards(rows, prompts, completions, token_ids)
         self._guard.check()
         return scores
 
@@ -1050,6 +1053,8 @@ class BasisTrainer(GRPOTrainer):
                 self.publisher.finish()
                 raise
             finally:
+                if self._streamed is not None and self._streamed.stream is not None:
+                    self._streamed.stream.close()
                 self.publisher.wait_for_own()
 
     def watch_server(self, given_up: Callable[[], bool]) -> None:
@@ -1417,13 +1422,15 @@ def _vllm(args: BasisConfig) -> AbstractContextManager[None]:
         raise ValueError(f"use_vllm: vLLM is installed but cannot be imported: {error}") from error
     on_cpu = args.use_cpu or not torch.cuda.is_available()
     exact = not (args.bf16 or args.fp16)
+    fastest = "folder" if on_cpu or args.several_servers else "nccl"
     settings = SyncSettings(
-        transfer=("folder" if on_cpu else "nccl") if args.vllm_weight_sync == "auto" else args.vllm_weight_sync,
+        transfer=fastest if args.vllm_weight_sync == "auto" else args.vllm_weight_sync,
         folder=Path(args.vllm_sync_folder) if args.vllm_sync_folder else None,
         tolerance=args.vllm_sync_tolerance if args.vllm_sync_tolerance is not None else 1e-3 if exact else 1.0,
         request_timeout=args.vllm_request_timeout,
         recovery_timeout=args.vllm_recovery_timeout,
         fp32_head=args.cast_lm_head_to_fp32,
+        adapter=args.vllm_lora_sync == "adapter",
     )
     return checked_generation(settings)
 

@@ -240,8 +240,8 @@ def test_a_table_says_how_many_groups_would_have_no_variance(check, recipe, tmp_
 
 
 def test_rollouts_show_groups_from_64_on(check):
-    assert "G = 16" not in check("--rollouts", "63")[1]
-    said = check("--rollouts", "64")[1]
+    assert "G = 16" not in check("--draw", "63")[1]
+    said = check("--draw", "64")[1]
     assert said.count("--- reward ") == 16
     assert "Of 16 prompts, 4 rollouts each" in said
 
@@ -303,6 +303,8 @@ def test_the_server_is_asked(check, tiny_path, monkeypatch):
         code, said, warnings, _ = check(**vllm)
         assert (code, warnings) == (0, [])
         assert "healthy" in said
+        lora = {"vllm_lora_sync": "adapter", "use_peft": True, "lora_target_modules": "all-linear"}
+        assert "cannot load adapters" in check(**vllm, **lora)[2][0]
         fake.max_model_len = 40
         assert "accepts 40 tokens, but the longest prompt" in check(**vllm)[2][0]
         fake.get = lambda path: ["something else"]
@@ -312,6 +314,37 @@ def test_the_server_is_asked(check, tiny_path, monkeypatch):
     code, said, _, _ = check(**vllm)
     assert code == 0
     assert "no server answers at present" in said
+
+
+def test_what_a_stream_will_be_is_said(check, tiny_path, monkeypatch):
+    """Prompts, rollouts and tokens in flight, their age, and whether the server has room for them."""
+    monkeypatch.setattr("basis_rl.cli.check_sections.missing_extra", lambda module, what: None)
+    cache = {"cache_config": {"kv_cache_size_tokens": 1000}, "parallel_config": {"data_parallel_size": 2}}
+    with FakeServer(root=str(tiny_path), max_model_len=4096) as fake:
+        answers = fake.get
+        fake.get = lambda path: {"vllm_config": cache} if path == "/server_info" else answers(path)
+        stream = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": fake.url, **CPU}
+        stream |= {"rollouts": "stream", "max_staleness": 6, "num_generations": 2}
+        code, said, warnings, _ = check(**stream, gradient_accumulation_steps=2)
+        assert (code, warnings) == (0, [])
+        found = said.split("== Streaming\n")[1].split("\n\n")[0]
+        assert "3 generation batch(es) are in flight while one is trained on: 12 prompts, 24 rollouts" in found
+        tokens, each, cache_gib = re.search(
+            r"([\d,]+) tokens of (\d+) per rollout at most, ([\d.]+) GiB", found
+        ).groups()
+        assert int(tokens.replace(",", "")) == 24 * int(each)
+        assert float(cache_gib) == pytest.approx(0, abs=0.1)
+        waits = ", others wait in its queue" if 24 * int(each) > 2000 else ""
+        assert f"the server has room for 2,000 tokens{waits}." in found
+        assert "begins about 3 optimizer steps before it is first trained on, at most 6 (max_staleness)" in found
+        assert "more than 1800 s (rollout_timeout)" in found
+        twice = check(**stream, num_iterations=2)[1]
+        assert "1 generation batch(es) are in flight" in twice
+        assert "begins about 4 optimizer steps" in twice
+        assert "== Streaming" not in check(**{**stream, "rollouts": "sync"})[1]
+        # As vLLM without its development mode.
+        fake.get = lambda path: answers(path) if path != "/server_info" else ["nothing"]
+        assert "the server has room" not in check(**stream)[1]
 
 
 def test_vllm_on_the_trainings_own_gpus_takes_its_share(check):

@@ -49,7 +49,10 @@ def test_check_shows_the_tools_and_train_calls_them(recipe, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("command", "arguments", "message"),
-    [("train", ["--async_prefetch", "true"], "async_prefetch"), ("values", ["--seed", "1"], "draws single turns")],
+    [
+        ("train", ["--async_prefetch", "true"], "Write `rollouts: stream` and `max_staleness: 1` instead"),
+        ("values", ["--seed", "1"], "draws single turns"),
+    ],
 )
 def test_what_tools_do_not_go_with_is_said_at_once(command, arguments, message, recipe, tmp_path, capsys):
     assert main([command, recipe, *arguments, "--values_output_dir", str(tmp_path / "values")]) != 0

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from basis_rl.conformance.samplers import _IDS, example_beliefs
 from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.rewards.math.reward import REJECTED, MathVerifyReward
 from basis_rl.samplers import SAMPLERS, build_sampler
+from basis_rl.trainer.stream import Group, Load, Stream
 from tests.support.tiny import named_baseline, sums, tiny_model, tiny_trainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,6 +65,15 @@ def test_metrics_of_the_mathematical_reward():
     for place in ("box", "tag"):
         MathVerifyReward(num_workers=1, answer_in=place)([], ["7"], ["7"], log_metric=logged.__setitem__)
     assert {f"reward/rejected/{kind}" for kind in REJECTED} <= set(logged) <= set(SPECIFIC)
+
+
+def test_metrics_of_a_stream():
+    rollout = SimpleNamespace(steps=[0], tool_mask=[1], failure="")
+    load = Load()
+    load.take(1)
+    stream = SimpleNamespace(_taken={0: [Group(0, 0, {}, [rollout])]}, _groups=[], _load=load, num_generations=1)
+    assert len(load.take(1)) < len(found := Stream.metrics(stream, 0, 0))
+    assert set(found) <= set(SPECIFIC)
 
 
 def test_metrics_of_a_run(tmp_path):

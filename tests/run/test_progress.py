@@ -11,8 +11,9 @@ from basis_rl.run import progress
 from basis_rl.run.progress import ProgressLines, evaluation_lines, how_sampled
 
 
-def begin(folder, step, first=True, max_steps=10):
-    lines, args = ProgressLines(plot_training), SimpleNamespace(output_dir=str(folder), temperature=0.7, top_k=0)
+def begin(folder, step, first=True, max_steps=10, **more):
+    lines = ProgressLines(plot_training)
+    args = SimpleNamespace(output_dir=str(folder), temperature=0.7, top_k=0, **more)
     state = SimpleNamespace(global_step=step, is_world_process_zero=first, max_steps=max_steps)
     lines.on_train_begin(args, state, None)
     return lines, args, state
@@ -54,11 +55,12 @@ def test_every_metric_is_in_the_file_and_the_main_ones_on_the_line(tmp_path, cap
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("steps", [9, 400, 100_000])
 @pytest.mark.parametrize("value", [0, -0.00012345, 12345.6, 1e-6, 0.5, 1e20])
-def test_columns_stay_where_they_are(steps, value, tmp_path, capsys):
+def test_columns_stay_where_they_are(steps, value, streams, tmp_path, capsys):
     """Each value ends where its heading does, whichever are missing; a line has at most 80 characters."""
-    lines, args, state = begin(tmp_path, 0, max_steps=steps)
+    lines, args, state = begin(tmp_path, 0, max_steps=steps, streams=streams)
     state.global_step = steps
     keys = [key for key, *_ in progress._COLUMNS]
     logged = [dict.fromkeys(keys, value), {keys[0]: value}, {keys[1]: value}, dict.fromkeys(keys[2:], value)]
@@ -71,6 +73,7 @@ def test_columns_stay_where_they_are(steps, value, tmp_path, capsys):
     assert [match.end() for match in re.finditer(r"\S+", first)][2:] == [ends[0], ends[-1]]
     assert [match.end() for match in re.finditer(r"\S+", second)][2:] == [ends[1], ends[-1]]
     assert [match.end() for match in re.finditer(r"\S+", rest)][2:] == ends[2:]
+    assert ("wait" in heads) == streams
     assert all(f"{head}: " in " ".join(explained) for head in heads.split()[:-1])
     assert float(full.split()[2]) == pytest.approx(value, rel=0.3)
 
@@ -90,6 +93,21 @@ def test_the_plot_of_a_run_has_its_evaluations(tmp_path, monkeypatch):
     log = [{"step": i, "reward": 0.5, "eval_reward": 0.1, "eval_avg@4": 0.2, "eval_b_reward": 0.3} for i in (1, 2)]
     plot_training(log, tmp_path / "plot.png")
     assert drawn == ["reward", "eval_avg@4", "eval_b_reward"]
+
+
+def test_the_plot_of_a_streamed_run_has_its_staleness_and_the_waiting_of_both_sides(tmp_path, monkeypatch):
+    axes = {}
+    monkeypatch.setattr("basis_rl.report.plots._dress", lambda axis, metric, title: axes.update({metric.key: axis}))
+    log = [{"step": 1, "reward": 0.5}]
+    for step in (2, 4):
+        waited = {"rollout/waited_share": 0.1 * step, "rollout/server_waited_share": 0.2 * step}
+        log += [{"step": step, "rollout/staleness": 1.5, **waited}, {"step": step + 1, "reward": 0.5}]
+    plot_training(log, tmp_path / "plot.png")
+    assert list(axes) == ["reward", "rollout/staleness", "rollout/waited_share"]
+    trainer, _, server, _ = axes["rollout/waited_share"].get_lines()
+    assert trainer.get_xydata().tolist() == [[2, 0.2], [4, 0.4]]
+    assert server.get_xydata().tolist() == [[2, 0.4], [4, 0.8]]
+    assert [each.get_text() for each in axes["rollout/waited_share"].get_legend().get_texts()] == ["trainer", "server"]
 
 
 def test_evaluations_say_how_they_were_drawn():

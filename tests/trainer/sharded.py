@@ -13,7 +13,7 @@ from peft import LoraConfig
 from torch.distributed.tensor import DTensor
 
 from basis_rl.__main__ import leave
-from basis_rl.baselines import Ppo
+from basis_rl.baselines import Ppo, Sao
 from basis_rl.baselines.optimal import TargetedBaseline
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.critic import whole
@@ -21,11 +21,21 @@ from tests.support.ranks import no_shared_memory
 from tests.support.served import trainer
 from tests.support.tiny import Keeps, tiny_trainer
 
+LORA = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear")
+# Three groups of 4, of which the middle one has two rows on each rank.
+STREAM = {
+    "rollouts": "stream",
+    "max_staleness": 2,
+    "batches_in_flight": 2,
+    "per_device_train_batch_size": 6,
+    "vllm_importance_sampling_mode": "token_truncate",
+}
 RUNS = {
     "basis": (1, {}),
     "otb": (4, {}),
-    "rloo": (4, {"async_prefetch": True}),
-    "grpo": (4, {"peft_config": LoraConfig(r=8, lora_alpha=32, target_modules="all-linear")}),
+    "rloo": (4, STREAM),
+    "grpo": (4, {"peft_config": LORA}),
+    "dr_grpo": (4, {"peft_config": LORA, "vllm_lora_sync": "adapter", "learning_rate": 1e-3}),
 }
 
 
@@ -66,26 +76,29 @@ def against_a_server(output: Path, model: Path, url: str, names: list[str]) -> N
         assert trained.accelerator.num_processes == 2
         trained.train()
         trained.save_model(str(output / name / "saved"))
+        rank = trained.accelerator.process_index
         logs = trained.state.log_history
         parameter = next(trained.model.parameters())
         results[name] = {
             "kept": trained.kept,
             "sync_errors": [row["rollout/sync_error"] for row in logs if "rollout/sync_error" in row],
-            "staleness": [row["rollout/staleness"] for row in logs if "rollout/staleness" in row],
+            "staleness": [row["rollout/staleness_max"] for row in logs if "rollout/staleness_max" in row],
+            "names": trained.vllm_generation.vllm_client.model if rank == 0 else None,
             "sharded": hasattr(parameter, "ds_tensor") or hasattr(parameter, "full_tensor"),
             "type": str(trained.accelerator.distributed_type),
         }
-        rank = trained.accelerator.process_index
     torch.save(results, output / f"rank{rank}.pt")
 
 
 def resumed(output: Path, model: Path, kind: str) -> None:
     """Four steps, and the last two again from the checkpoint between them, in the middle of a generation batch."""
-    critics = {"head": {}, "value_model": {"critic_model": str(model), "critic_learning_rate": 1e-3}}
+    value_model = {"critic_model": str(model), "critic_learning_rate": 1e-3}
+    sao = {"critic_learning_rate": 1e-3, "critic_warmup_steps": 1}
+    critics = {"head": Ppo(), "value_model": Ppo(**value_model), "sao": Sao(**sao)}
     output.mkdir(exist_ok=True)
     for name, start in (("whole", None), ("again", output / "whole" / "checkpoint-3")):
         saving = {"max_steps": 4, "save_strategy": "steps", "save_steps": 3}
-        baseline = Ppo(**critics[kind]) if kind in critics else kind
+        baseline = critics.get(kind, kind)
         own = {"model": model, "model_init_kwargs": {"dtype": "float32"}}
         trained = tiny_trainer(output / name, baseline, OnCpus, **own, **saving)
         trained.train(resume_from_checkpoint=str(start) if start else None)

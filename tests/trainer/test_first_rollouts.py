@@ -86,7 +86,7 @@ def test_a_run_says_so_once_it_has_seen_enough(reward, tmp_path, capsys):
 @pytest.mark.parametrize("count", [0, 3])
 def test_check_shows_what_it_samples_and_why_it_scores_nothing(count, recipe, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["check", recipe(), *(["--rollouts", str(count)] if count else [])]) == 0
+    assert main(["check", recipe(), *(["--draw", str(count)] if count else [])]) == 0
     said = capsys.readouterr().out
     assert said.count("--- reward 0, ") == count
     assert ("All rewards of the first 3 rollouts are 0" in said) == (count == 3)
@@ -98,7 +98,7 @@ def test_check_says_in_one_line_that_a_reward_does_not_score_each_rollout(body, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "few", raising=False)
     (tmp_path / "few.py").write_text(f"def few(completions, **kwargs):\n    return {body}\n")
-    assert main(["check", recipe(reward_funcs="few.few", reward_kwargs={}), "--rollouts", "3"]) == 2
+    assert main(["check", recipe(reward_funcs="few.few", reward_kwargs={}), "--draw", "3"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("basis-rl: error: The reward function 'few' r"), said
     assert said.count("\n") == 1

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,8 +34,8 @@ from basis_rl.trainer.plan import (
     check_adapter,
     check_baseline_needs,
     check_columns,
-    check_prefetch,
     check_size,
+    check_stream,
     plan_run,
     run_context,
     with_data,
@@ -147,10 +148,20 @@ def test_a_table_must_know_every_prompt_and_fit_the_run(tmp_path, tiny_path):
         ({"kl_placement": "prior"}, "kl_placement must be 'loss' or 'reward'"),
         ({"kl_estimator": "k4"}, "kl_estimator must be one of k1, k2, k3"),
         ({"kl_estimator": "k1"}, "no pull towards the reference"),
-        ({"async_prefetch": True}, "async_prefetch needs a vLLM server"),
+        ({"rollouts": "ahead"}, "rollouts must be 'sync' or 'stream', got 'ahead'"),
+        ({"max_staleness": -1}, "max_staleness must be at least 0, got -1"),
+        ({"rollout_timeout": 0.0}, "rollout_timeout must be above 0 seconds, got 0"),
+        ({"rollouts": "stream"}, "rollouts: stream needs a vLLM server"),
+        ({"rollouts": "stream", "use_vllm": True, "vllm_mode": "colocate"}, "rollouts: stream needs a vLLM server"),
         (
-            {"async_prefetch": True, **SERVED, "vllm_importance_sampling_correction": False},
+            {"rollouts": "stream", **SERVED, "vllm_importance_sampling_correction": False},
             "right only with their importance weights",
+        ),
+        ({"rollouts": "stream", **SERVED, "batches_in_flight": 0}, "batches_in_flight must be at least 1, got 0"),
+        ({"rollouts": "stream", **SERVED, "batches_in_flight": 3}, r"more than the 2 that max_staleness \(4\) allows"),
+        (
+            {"rollouts": "stream", **SERVED, "max_staleness": 5, "num_iterations": 3},
+            r"max_staleness \(5\) is less than the 6 optimizer steps .* Set max_staleness to 6 or more",
         ),
         (
             {"num_generations": 1, "vllm_importance_sampling_clip_min": 4.0, "vllm_importance_sampling_clip_max": 3.0},
@@ -205,18 +216,93 @@ def test_what_is_known_of_a_run(tmp_path):
     assert found.provenance["max_completion_length"] == 6
 
 
-def test_prefetch_takes_neither_images_nor_streams_nor_tools(tmp_path):
-    plan = Plan(config(tmp_path, **SERVED, async_prefetch=True), train_dataset=sums())
-    check_prefetch(plan)
+@pytest.mark.parametrize(
+    ("settings", "batches"),
+    [
+        ({}, 2),
+        ({"max_staleness": 1}, 1),
+        ({"max_staleness": 6, "num_iterations": 2}, 2),
+        ({"max_staleness": 9, "num_iterations": 2}, 2),
+        ({"max_staleness": 2, "gradient_accumulation_steps": 3}, 6),
+        ({"batches_in_flight": 4}, 4),
+        ({"rollouts": "sync"}, None),
+        ({"max_staleness": 0}, None),
+    ],
+)
+def test_what_two_steps_use_is_in_flight(settings, batches, tmp_path):
+    args = config(tmp_path, **{**SERVED, "rollouts": "stream", "steps_per_generation": 1, **settings})
+    assert args.batches_in_flight == batches
+    assert args.streams == (batches is not None)
+
+
+def test_a_stream_takes_neither_images_nor_streams_nor_reward_models(tmp_path):
+    plan = Plan(config(tmp_path, **SERVED, rollouts="stream"), train_dataset=sums())
+    check_stream(plan)
+    check_stream(replace(plan, kwargs={"tools": [len], "environment_factory": dict}))
     others = {
         "images": replace(plan, train_dataset=sums().add_column("images", ["x"] * 16)),
-        "image": replace(plan, train_dataset=sums().add_column("image", ["x"] * 16)),
+        "images ": replace(plan, train_dataset=sums().add_column("image", ["x"] * 16)),
         "a streamed dataset": replace(plan, train_dataset=sums().to_iterable_dataset()),
-        "tools": replace(plan, kwargs={"tools": [len]}),
+        "rollout_func": replace(plan, kwargs={"rollout_func": len}),
+        "reward models": replace(plan, reward_funcs=["some/model"]),
+        "reward models ": replace(plan, reward_funcs=[torch.nn.Linear(1, 1)]),
     }
     for what, other in others.items():
-        with pytest.raises(ValueError, match=f"does not work with {what}"):
-            check_prefetch(other)
+        with pytest.raises(ValueError, match=f"does not work with {what.strip()}.*set rollouts to sync"):
+            check_stream(other)
+        check_stream(replace(other, args=config(tmp_path, **SERVED)))
+
+
+def test_a_stream_has_a_prompt_for_every_place(tmp_path):
+    args = config(tmp_path, **SERVED, rollouts="stream")
+    prompts = args.batches_in_flight * args.generation_batch_size // args.num_generations
+    check_stream(Plan(args, train_dataset=sums(prompts)))
+    with pytest.raises(ValueError, match=rf"would have {prompts} prompts in flight .* but there are {prompts - 1}"):
+        check_stream(Plan(args, train_dataset=sums(prompts - 1)))
+
+
+def test_what_belongs_to_the_main_thread_is_told_before_a_stream(tmp_path):
+    """All of it at once; without a stream nothing is tried."""
+    reset = []
+
+    def main_thread_only(prompts, completions, **kwargs):
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("not here")
+        return [0.0] * len(completions)
+
+    class Bound:
+        def __init__(self):
+            if threading.current_thread() is not threading.main_thread():
+                raise RuntimeError("nor here")
+
+        def reset(self, **row): ...
+
+    class Free:
+        def reset(self, **row):
+            reset.append(row)
+
+    rows = sums().add_column("environment", ["bound"] * 8 + ["free"] * 8)
+    settings = {"dataset": rows, "environment_factory": {"bound": Bound, "free": Free}, "reward": main_thread_only}
+    with pytest.raises(ValueError, match="2 things are wrong") as raised:
+        planned(tmp_path, **SERVED, **settings, rollouts="stream")
+    told = [str(each) for each in raised.value.mistakes]
+    assert [re.search(r"stream uses (.*) in several", each)[1] for each in told] == [
+        "the reward function 'main_thread_only'",
+        "the environment 'Bound'",
+    ]
+    row = dict(rows[8])
+    del row["environment"]
+    assert reset == [row]
+    planned(tmp_path, **SERVED, **settings)
+    assert reset == [row]
+
+
+def test_a_key_that_is_gone_names_what_replaces_it(tmp_path):
+    for settings in ({"async_prefetch": True}, {"async_prefetch": False}):
+        with pytest.raises(
+            TypeError, match=r"'async_prefetch'. Write `rollouts: stream` and `max_staleness: 1` instead"
+        ):
+            config(tmp_path, **settings)
 
 
 def test_the_callers_settings_are_not_changed(tmp_path):

@@ -236,6 +236,7 @@ def test_weights_are_named_as_vllm_knows_them():
     text = source(VLLMGeneration._iter_named_params)
     assert inspect.isgeneratorfunction(VLLMGeneration._iter_named_params)
     assert "with self._dist.gather_params([param]):" in text
+    assert "self._dist = " in source(VLLMGeneration.__init__)
     assert text.index("model.merge_adapter()") < text.index("yield") < text.index("model.unmerge_adapter()")
 
 

@@ -87,18 +87,35 @@ def test_zero3_against_a_server_with_an_untied_head(vllm_server, tmp_path):
 @pytest.mark.parametrize("kind", ["zero2", "fsdp2"])
 def test_other_shardings_against_a_server(kind, served, tmp_path):
     model, url = served
-    launch(tmp_path, kind, "server", model, url, "otb", "grpo")
-    for name in ("otb", "grpo"):
+    launch(tmp_path, kind, "server", model, url, "otb", "grpo", "rloo")
+    for name in ("otb", "grpo", "rloo"):
         assert_synced_and_saved(name, tmp_path, model, TYPES[kind], sharded=kind == "fsdp2")
 
 
-CRITICS = ("head", "value_model")
+@pytest.fixture(scope="module")
+def adapting(tmp_path_factory):
+    """No merged weights are sent to it."""
+    folder = tmp_path_factory.mktemp("adapting")
+    model = save_model(folder / "model", tied=True)
+    with server(model, folder / "server.log", max_lora_rank=8) as running:
+        yield model, running.url
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["zero3", "fsdp2"])
+def test_the_adapter_of_a_sharded_policy_reaches_a_server(kind, adapting, tmp_path):
+    model, url = adapting
+    launch(tmp_path, kind, "server", model, url, "dr_grpo")
+    assert_synced_and_saved("dr_grpo", tmp_path, model, TYPES[kind], sharded=True)
+
+
+CRITICS = ("head", "value_model", "sao")
 PACKING = {"ddp": "packing-grpo", "zero2": "packing-grpo", "zero3": "packing-otb", "fsdp2": "packing-checkpointed"}
 
 
 @pytest.fixture(scope="module")
 def resumed(tiny_path, tmp_path_factory):
-    """By engine the folder of its runs and their resumed halves, without a critic and with both, and of a run with and
+    """By engine the folder of its runs and their resumed halves, without a critic and with each, and of a run with and
     without padding, launched once."""
 
     @functools.cache
@@ -125,13 +142,19 @@ def test_a_critic_resumes_beside_a_policy_of_any_sharding(kind, critic, resumed,
     assert_resumed(folder, tiny_path, kind)
     runs = [torch.load(folder / f"{name}.pt") for name in ("whole", "again", "whole-rank1", "again-rank1")]
     modules = [run["module"] for run in runs]
-    assert all(run["module_sharded"] == (critic == "value_model" and kind != "ddp") for run in runs)
+    assert all(run["module_sharded"] == (critic != "head" and kind != "ddp") for run in runs)
     unsharded = torch.load(resumed("ddp") / critic / "whole.pt")["module"]
     for key, value in modules[0].items():
         assert all(torch.equal(module[key], value) for module in modules[1:]), f"{key} differs"
         torch.testing.assert_close(value, unsharded[key], rtol=0, atol=1e-4, msg=key)
+    empty = torch.empty(0)
     last = "outer.weight" if critic == "head" else "head.outer.weight"
     assert (modules[0][last].abs() > 1e-3).any(), "it starts at 0"
+    start = load_file(tiny_path / "model.safetensors")
+    frozen = {
+        key for key in start if torch.equal(start[key], modules[0].get(key.replace("model.", "backbone."), empty))
+    }
+    assert frozen == ({key for key in start if "self_attn" in key} if critic == "sao" else set())
 
 
 @pytest.mark.long
@@ -186,8 +209,11 @@ def assert_synced_and_saved(name, folder, model, kind, sharded):
     if name == "otb":
         assert_energies_of_the_whole_model(model, batches[0][0], [rank[name]["kept"][0] for rank in found])
     if name == "rloo":
-        assert found[0][name]["staleness"] == [0.0, 1.0, 1.0, 1.0]
-    if name == "grpo":  # an adapter, merged for the server
+        assert found[0][name]["staleness"][0] == 0.0
+        assert 1.0 <= max(found[0][name]["staleness"]) <= 2.0
+    if name == "dr_grpo":
+        assert found[0][name]["names"].startswith("basis-lora-"), "the adapter is what answered last"
+    if name in ("grpo", "dr_grpo"):  # an adapter, merged for the server or not
         adapter = load_file(folder / name / "saved" / "adapter_model.safetensors")
         assert max(tensor.abs().max() for key, tensor in adapter.items() if "lora_B" in key) > 0
         assert all(tensor.numel() > 0 for tensor in adapter.values())

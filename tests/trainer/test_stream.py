@@ -235,6 +235,18 @@ def test_epochs_are_crossed(name, served, tmp_path):
     assert len(set(trained.places)) == len(trained.places) == 40
 
 
+def test_a_resumed_run_may_have_fewer_batches_in_flight(served, tmp_path):
+    """What was begun for the larger number waits until there is room, and no rollout becomes too old."""
+    given = {**SETTINGS, "num_generations": 4, "save_strategy": "steps", "save_steps": 2, "num_train_epochs": 9}
+    whole = trainer(tmp_path, *served, "rloo", Keep, max_steps=8, **{**given, "batches_in_flight": 4})
+    whole.train()
+    settings = {**given, "batches_in_flight": 1, "max_staleness": 1}
+    again = trainer(tmp_path, *served, "rloo", Keep, max_steps=8, **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert max(row.get("rollout/staleness_max", 0) for row in again.state.log_history if row["step"] > 2) <= 1
+    assert sorted(again.places) == sorted({(block, 0) for block in range(8)} - {*whole.places[:2]})
+
+
 def test_an_evaluation_takes_no_rollout_of_the_stream(served, tmp_path):
     given = {**SETTINGS, "eval_steps": 1, "eval_strategy": "steps", "eval_dataset": sums(4)}
     trained = trainer(tmp_path, *served, "rloo", Keep, num_generations=4, max_steps=4, **given)
@@ -322,7 +334,7 @@ def rollout(text="a", length=1):
 
 def grader(*functions, loop=None):
     names = [f"f{index}" for index in range(len(functions))]
-    return Grader(functions, names, None, lambda ids: len(ids) > 3, lambda: loop)
+    return Grader(functions, names, lambda: None, lambda ids: len(ids) > 3, lambda: loop)
 
 
 def test_functions_are_called_with_whole_groups_one_call_at_a_time():
@@ -389,10 +401,11 @@ def test_a_call_that_hangs_holds_up_the_others_only_until_it_is_given_up():
     waiting.start()
     time.sleep(0.2)
     assert waiting.is_alive()
-    made.give_up()
+    assert not made.give_up(other), "it only waits"
+    assert made.give_up(stuck)
     waiting.join(5.0)
     assert other.rollouts[0].rewards == [1.0]
-    assert not stuck.scored
+    assert stuck.outcome is False
     release.set()
 
 
