@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 
 from basis_rl.functional.pacing import batches_left, next_batch
+from basis_rl.report.plots import LIGHT
 from benchmarks.common import RESULTS, parser_of, save
 
 GROUP = 8
@@ -329,25 +330,34 @@ PACED = ("reasoning (spread 1)", "long tail (spread 2)", "tools", "training 4x d
 
 def plot(variants: dict[str, dict[str, Any]], paces: dict[str, dict[str, Any]]) -> None:
     """Seconds per step of each regime, and staleness against seconds."""
-    from studies.drawing import beside, panels, style, title
+    import matplotlib
 
-    with panels(RESULTS / "stream_simulated.png", 1, 2, width=6.0, height=4.6) as (left, right):
-        for index, name in enumerate(list(VARIANTS)[1:]):
-            times = [of_regime[name]["relative"] for of_regime in variants.values()]
-            look = style(index) | {"linestyle": "none", "markersize": 6}
-            left.plot(times, range(len(times)), label=name, **look)
-        left.axvline(1.0, color="#808080", linewidth=1.0)
-        left.set_yticks(range(len(variants)), list(variants))
-        left.invert_yaxis()
-        title(left, "Seconds per step / sync groups", "", "")
-        left.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.4, -0.08), ncol=4)
-        for index, (name, found) in enumerate(paces.items()):
-            look = style(index) | {"linestyle": "none", "markersize": 6}
-            right.plot(range(len(found)), [each["relative"] for each in found.values()], label=name, **look)
-        right.set_xticks(range(len(PACES)), [f"{staleness}/{batches}" for staleness, batches in PACES])
-        right.set_ylim(bottom=0.0)
-        title(right, "Stream singles / sync groups", "max_staleness / batches_in_flight (= mean staleness)", "")
-        beside(right)
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12.0, 4.6))
+    for index, name in enumerate(list(VARIANTS)[1:]):
+        times = [of_regime[name]["relative"] for of_regime in variants.values()]
+        left.plot(times, range(len(times)), label=name, color=LIGHT[index], marker="os^D"[index], linestyle="none")
+    left.axvline(1.0, color="#808080", linewidth=1.0)
+    left.set_yticks(range(len(variants)), list(variants))
+    left.invert_yaxis()
+    left.set_title("Seconds per step / sync groups", fontsize=11, loc="left")
+    left.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.4, -0.08), ncol=4)
+    for index, (name, found) in enumerate(paces.items()):
+        times = [each["relative"] for each in found.values()]
+        right.plot(range(len(times)), times, label=name, color=LIGHT[index], marker="os^D"[index], linestyle="none")
+    right.set_xticks(range(len(PACES)), [f"{staleness}/{batches}" for staleness, batches in PACES])
+    right.set_ylim(bottom=0.0)
+    right.set_title("Stream singles / sync groups", fontsize=11, loc="left")
+    right.set_xlabel("max_staleness / batches_in_flight (= mean staleness)")
+    right.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    for axis in (left, right):
+        axis.grid(color="#d0d0d0", linewidth=0.6)
+        axis.set_axisbelow(True)
+    figure.tight_layout()
+    figure.savefig(RESULTS / "stream_simulated.png", dpi=110, facecolor="white", bbox_inches="tight")
+    plt.close(figure)
 
 
 def row(name: str, found: dict[str, dict[str, float]]) -> None:

@@ -77,7 +77,7 @@ DATA = {
         "answer": str(i + 3),
     },
 }
-ROWS_OF = {"zwhe99/MATH": 1030}
+ROWS_OF = {"zwhe99/MATH": 1030, "openai/gsm8k": 1030}
 GPUS = {"basis": 4, "otb": 8, "bv-blend": 8, "reinforce-pp": 8, "sao": 4}
 
 

@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Every page with the files that it shows; seams.md is of the package, as it is held by the package's tests.
 PAGES = (
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE", "docs/*.md", "docs/*.png"),
-    *("studies/README.md", "studies/results/*.png", "benchmarks/README.md", "examples/papers/README.md"),
-    *("examples/*.py", "basis_rl/trainer/seams.md"),
+    *("studies/README.md", "studies/results/*.png", "benchmarks/README.md", "benchmarks/results/*.png"),
+    *("examples/papers/README.md", "examples/*.py", "basis_rl/trainer/seams.md"),
 )
 # Packages whose exports are the public API, and one whose modules are.
 EXPORTING = {

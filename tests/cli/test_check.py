@@ -328,18 +328,18 @@ def test_what_a_stream_will_be_is_said(check, tiny_path, monkeypatch):
         code, said, warnings, _ = check(**stream, gradient_accumulation_steps=2)
         assert (code, warnings) == (0, [])
         found = said.split("== Streaming\n")[1].split("\n\n")[0]
-        assert "3 generation batch(es) are in flight while one is trained on: 12 prompts, 24 rollouts" in found
+        assert "2 generation batch(es) are in flight while one is trained on: 8 prompts, 16 rollouts" in found
         tokens, each, cache_gib = re.search(
             r"([\d,]+) tokens of (\d+) per rollout at most, ([\d.]+) GiB", found
         ).groups()
-        assert int(tokens.replace(",", "")) == 24 * int(each)
+        assert int(tokens.replace(",", "")) == 16 * int(each)
         assert float(cache_gib) == pytest.approx(0, abs=0.1)
-        waits = ", others wait in its queue" if 24 * int(each) > 2000 else ""
+        waits = ", others wait in its queue" if 16 * int(each) > 2000 else ""
         assert f"the server has room for 2,000 tokens{waits}." in found
-        assert "begins about 3 optimizer steps before it is first trained on, at most 6 (max_staleness)" in found
+        assert "begins about 2 optimizer steps before it is first trained on, at most 6 (max_staleness)" in found
         assert "more than 1800 s (rollout_timeout)" in found
         twice = check(**stream, num_iterations=2)[1]
-        assert "1 generation batch(es) are in flight" in twice
+        assert "2 generation batch(es) are in flight" in twice
         assert "begins about 4 optimizer steps" in twice
         assert "== Streaming" not in check(**{**stream, "rollouts": "sync"})[1]
         # As vLLM without its development mode.
