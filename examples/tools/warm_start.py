@@ -76,7 +76,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]]) -
     labels: list[int] = []
     for i, message in enumerate(messages):
         own = message["role"] == "assistant"
-        text = tokenizer.apply_chat_template([message], tokenize=False)
+        text = str(tokenizer.apply_chat_template([message], tokenize=False))
         head = f"{START}assistant\n" if own else ""
         for part, learnt in ((head, False), (text.removeprefix(head).removesuffix("\n"), own), ("\n", False)):
             if part == "\n" and i == len(messages) - 1:

@@ -138,10 +138,13 @@ def value_table(model: str, task: Task, bf16: bool, folder: Path) -> Path:
     return folder / "table"
 
 
-def build(row: str, model: str, task: Task, settings: dict[str, Any], folder: Path) -> GRPOTrainer:
-    """The trainer of a row: the same settings for all, and those of `ROWS`."""
-    own = dict(ROWS[row])
+def build(
+    row: dict[str, Any], model: str, task: Task, settings: dict[str, Any], folder: Path, **given: Any
+) -> GRPOTrainer:
+    """The trainer of a row of `ROWS`: the same settings for all, and its own. `given` are arguments of the trainer."""
+    own = dict(row)
     baseline = own.pop("baseline", None)
+    objective = own.pop("objective", "dapo")
     sampler = {name: own.pop(name) for name in ("prompt_sampler", "prompt_sampler_kwargs") if name in own}
     parameters = own.pop("baseline_kwargs", {})
     if baseline == "basis":
@@ -152,13 +155,13 @@ def build(row: str, model: str, task: Task, settings: dict[str, Any], folder: Pa
         "report_to": "none", "disable_tqdm": True, "gradient_checkpointing": False, "save_strategy": "steps",
         "save_total_limit": 1, "model_init_kwargs": {"dtype": "float32"}, **settings, **own,
     }  # fmt: skip
-    given: dict[str, Any] = {"model": model, "reward_funcs": task.reward, "train_dataset": task.train}
+    given |= {"model": model, "reward_funcs": task.reward, "train_dataset": task.train}
     if baseline is None:
         return GRPOTrainer(args=GRPOConfig(loss_type="dapo", **common), **given)
     if sampler:
         given["prompt_sampler"] = build_sampler(sampler["prompt_sampler"], **sampler["prompt_sampler_kwargs"])
     given["baseline"] = build_baseline(baseline, **parameters)
-    return BasisTrainer(args=BasisConfig(**common), objective="dapo", **given)
+    return BasisTrainer(args=BasisConfig(**common), objective=objective, **given)
 
 
 def score(trainer: GRPOTrainer, task: Task) -> dict[str, float]:
@@ -181,7 +184,7 @@ def main(argv: list[str] | None = None) -> None:
     folder = Path(plan["folder"])
     task = TASKS[plan["task"]](plan["problems"], plan["held_out"], Path(plan["data"]))
     with side(plan["row"], plan["settings"]["bf16"]):
-        trainer = build(plan["row"], plan["model"], task, plan["settings"], folder / "trainer")
+        trainer = build(ROWS[plan["row"]], plan["model"], task, plan["settings"], folder / "trainer")
         clock = Clock(lambda: score(trainer, task), plan["every"], folder / "points.json")
         quiet(trainer).add_callback(clock)
         saved = any((folder / "trainer").glob("checkpoint-*"))

@@ -45,7 +45,8 @@ def last_answer(completions: list[Any], solution: list[str], **_: Any) -> list[f
 last_answer.reward_range = (0.0, 1.0)  # type: ignore[attr-defined]
 
 
-def _task(rows: list[dict[str, Any]], held_out: int, reward: Callable[..., list[float]], tokens: int) -> Task:
+def task_of(rows: list[dict[str, Any]], held_out: int, reward: Callable[..., list[float]], tokens: int) -> Task:
+    """The first `held_out` of `rows` are held out, the others are trained on."""
     asked = [
         {
             **row,
@@ -59,7 +60,7 @@ def _task(rows: list[dict[str, Any]], held_out: int, reward: Callable[..., list[
 
 def arithmetic(count: int, held_out: int, data: Path) -> Task:
     """Answers are numbers only, shorter than the question."""
-    return _task(problems.rows(count + held_out), held_out, problems.last_number, 12)
+    return task_of(problems.rows(count + held_out), held_out, problems.last_number, 12)
 
 
 SPARSE = {"easy": 0.1, "learnable": 0.2, "out of reach": 0.7}
@@ -70,7 +71,7 @@ def sparse(count: int, held_out: int, data: Path) -> Task:
     held = problems.rows(count + held_out)[:held_out]
     asked = {row["prompt"] for row in held}
     spare = [row for row in problems.rows(count + held_out, 8, SPARSE) if row["prompt"] not in asked]
-    return _task(held + spare[:count], held_out, problems.last_number, 12)
+    return task_of(held + spare[:count], held_out, problems.last_number, 12)
 
 
 WRITTEN_TEXT = "What is {} * {}?"
@@ -123,7 +124,7 @@ def written_rows(count: int) -> list[dict[str, Any]]:
 
 def written(count: int, held_out: int, data: Path) -> Task:
     """Products that are written out, for the model of `studies.clock.warm`: rollouts are far longer than questions."""
-    return _task(written_rows(count + held_out), held_out, problems.last_number, 96)
+    return task_of(written_rows(count + held_out), held_out, problems.last_number, 96)
 
 
 def words(count: int, held_out: int, data: Path) -> Task:
@@ -133,7 +134,7 @@ def words(count: int, held_out: int, data: Path) -> Task:
     for entries in zip(*(reasoning_gym.create_dataset(name, size=size, seed=7) for name in FAMILIES), strict=True):
         for family, entry in zip(FAMILIES, entries, strict=True):
             rows.append({"prompt": entry["question"], "solution": entry["answer"], "kind": family})
-    return _task(rows[: count + held_out], held_out, last_answer, 32)
+    return task_of(rows[: count + held_out], held_out, last_answer, 32)
 
 
 def gsm8k(count: int, held_out: int, data: Path) -> Task:
@@ -147,7 +148,7 @@ def gsm8k(count: int, held_out: int, data: Path) -> Task:
         | {"solution": each["answer"].rsplit("####", 1)[1].strip().replace(",", "")}
         for each in parts
     ]
-    return _task(rows, held_out, last_answer, 200)
+    return task_of(rows, held_out, last_answer, 200)
 
 
 TASKS: dict[str, Callable[[int, int, Path], Task]] = {
