@@ -339,7 +339,7 @@ def test_what_a_stream_will_be_is_said(check, tiny_path, monkeypatch):
         assert "begins about 2 optimizer steps before it is first trained on, at most 6 (max_staleness)" in found
         assert "more than 1800 s (rollout_timeout)" in found
         twice = check(**stream, num_iterations=2)[1]
-        assert "2 generation batch(es) are in flight" in twice
+        assert "1 generation batch(es) are in flight" in twice
         assert "begins about 4 optimizer steps" in twice
         assert "== Streaming" not in check(**{**stream, "rollouts": "sync"})[1]
         # As vLLM without its development mode.
