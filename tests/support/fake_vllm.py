@@ -149,6 +149,7 @@ class ModelServer(FakeServer):
         self.going = threading.Event()
         self.going.set()
         self.in_steps = False
+        self.token_seconds = 0.0
         self.progress: dict[str, int] = {}
 
     def restart(self) -> None:
@@ -285,7 +286,8 @@ class ModelServer(FakeServer):
                 token = int(found.exp().multinomial(1, generator=self.drawn) if body["temperature"] else found.argmax())
                 if "request_id" in body:
                     self.progress[body["request_id"]] = self.progress.get(body["request_id"], 0) + 1
-                return token, float(found[token])
+            time.sleep(self.token_seconds)
+            return token, float(found[token])
 
     def choice(self, prompt: list[int], body: dict[str, Any]) -> dict[str, Any]:
         ids, log_probs = list(prompt), []
