@@ -49,6 +49,8 @@ _SETTINGS = (
     *("temperature", "top_p", "top_k", "repetition_penalty"),
     *("logprobs", "structured_outputs_regex", "generation_kwargs"),
 )
+# Seconds, at most, that an answer takes from the server to its thread.
+_ON_ITS_WAY = 0.1
 # Requests in flight.
 _AT_A_TIME = 256
 # Seconds that a run may spend at its end to tell the server that it is free.
@@ -108,6 +110,7 @@ class TrainingClient(VLLMClient):
         self.owner: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "folder": os.getcwd()}
         # By request: the optimizer step of weights that came while it ran, and how many tokens it had by then.
         self.switches: dict[str, list[tuple[int, int]]] = {}
+        self.served_step = 0
         self.adapters = ServedAdapters(self)
         # Token ids and their log-probabilities after the last push.
         self.probed: tuple[list[int], Tensor] | None = None
@@ -291,12 +294,15 @@ class TrainingClient(VLLMClient):
         """Within it the engine stands still; requests in flight go on afterwards, with the weights of `step`."""
         self.server.ask("/pause?mode=keep", {})
         try:
+            self.served_step = step
             with suppress(UnknownMethod):
-                for tokens in self.rpc("basis_progress"):
-                    for name, count in tokens.items():
-                        # vLLM puts its own letters around our name, with hyphens between them.
-                        if (known := self.switches.get(name.split("-")[1])) is not None:
-                            known.append((step, count))
+                # vLLM puts its own letters around our name, with hyphens between them.
+                counts = {name.split("-")[1]: n for each in self.rpc("basis_progress") for name, n in each.items()}
+                # What has ended is no longer among them, and on its way to us.
+                time.sleep(_ON_ITS_WAY)
+                for name, known in dict(self.switches).items():
+                    # What is not among them now has not begun.
+                    known.append((step, counts.get(name, 0)))
             yield
         finally:
             self.go_on()
@@ -308,13 +314,12 @@ class TrainingClient(VLLMClient):
             # In a new session: after a signal every request of this one raises.
             Client(self.base_url).ask("/resume", {})
 
-    def complete_one(self, prompt: list[int], most: int, step: int, settings: Mapping[str, Any]) -> Answer:
+    def complete_one(self, prompt: list[int], most: int, settings: Mapping[str, Any]) -> Answer:
         """One completion, from any thread; that the weights were the right ones is left to `prove`.
 
         Args:
             prompt: token ids.
             most: tokens of the completion.
-            step: optimizer step of the weights that are served.
             settings: as in a `GenerationRequest`.
 
         Returns:
@@ -324,6 +329,8 @@ class TrainingClient(VLLMClient):
         name = uuid.uuid4().hex
         own = {**(settings["generation_kwargs"] or {}), "request_id": name, "cache_salt": self.salt}
         self.switches[name] = []
+        # Only now: weights that come after this are among its switches.
+        step = self.served_step
         try:
             answer = self.generate([prompt], **{**settings, "n": 1, "max_tokens": most, "generation_kwargs": own})
         finally:
@@ -522,7 +529,7 @@ class Generation(VLLMGeneration):
         def try_both() -> None:
             with self.vllm_client.keeping(0):
                 pass
-            self.vllm_client.complete_one(self.probe, 1, 0, self.sampling())
+            self.vllm_client.complete_one(self.probe, 1, self.sampling())
 
         try:
             self.by_main(try_both)

@@ -108,7 +108,7 @@ class Servers:
         """By the first server: every one of them can use the result."""
         return self.clients[0].image_features(images)
 
-    def complete_one(self, prompt: list[int], most: int, step: int, settings: Mapping[str, Any]) -> Any:
+    def complete_one(self, prompt: list[int], most: int, settings: Mapping[str, Any]) -> Any:
         """By the server with the fewest requests in flight."""
         with self._choosing:
             chosen = min(range(len(self.clients)), key=self._in_flight.__getitem__)
@@ -116,7 +116,7 @@ class Servers:
         client = self.clients[chosen]
         try:
             with _naming(client):
-                return client.complete_one(prompt, most, step, settings)
+                return client.complete_one(prompt, most, settings)
         finally:
             with self._choosing:
                 self._in_flight[chosen] -= 1

@@ -231,9 +231,7 @@ class Stream:
         with self._slots, self._load.request():
             if group.conversations is not begun:
                 raise RolloutError("nobody waits for this rollout any more")
-            found: Mapping[str, Any] = self.engine.vllm_client.complete_one(
-                prompt, most, self.engine.served_step, self._sampling
-            )
+            found: Mapping[str, Any] = self.engine.vllm_client.complete_one(prompt, most, self._sampling)
         self._load.count(len(found["completion_ids"]))
         return found
 

@@ -122,7 +122,7 @@ def test_a_request_goes_to_the_server_with_the_fewest_in_flight(two, model, tmp_
     two[0].before = lambda number, body: gate.wait(30) and None if two[0].kind(body) == "sampling" else None
     sampling = trained.vllm_generation.sampling()
     threads = [
-        threading.Thread(target=servers.complete_one, args=([1, 2, 3], 4, 0, sampling), daemon=True) for _ in range(5)
+        threading.Thread(target=servers.complete_one, args=([1, 2, 3], 4, sampling), daemon=True) for _ in range(5)
     ]
     for thread in threads:
         thread.start()

@@ -295,7 +295,6 @@ class ModelServer(FakeServer):
             token, log_prob = self.step(ids, body)
             ids.append(token)
             log_probs.append(log_prob)
-        self.progress.pop(body.get("request_id", ""), None)
         tokens = [f"token_id:{token}" for token in ids[len(prompt) :]]
         rows = {"tokens": tokens, "token_logprobs": log_probs, "top_logprobs": [None] * len(tokens)}
         reason = "stop" if ids[-1] == self.model.config.eos_token_id else "length"

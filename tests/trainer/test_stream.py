@@ -80,7 +80,8 @@ def log_probs(trained, step, rollout):
 
 def test_every_token_has_the_log_probability_of_the_policy_that_drew_it(model, tmp_path):
     with ModelServer(model) as running:
-        # A rollout outlasts a step, also on a busy machine.
+        # A rollout outlasts a step, also on a busy machine; and many requests have not begun when weights come.
+        running.seconds = 0.3
         running.token_seconds = 0.2
         assert_policies(tmp_path, (model, running.url))
 
@@ -303,7 +304,7 @@ def test_a_conversation_is_what_trls_loop_makes_of_it(surroundings, tmp_path):
         sampling = engine.sampling()
 
         def ask(prompt, most):
-            return engine.vllm_client.complete_one(prompt, most, 0, sampling)
+            return engine.vllm_client.complete_one(prompt, most, sampling)
 
         with tooled.turns.reading_calls():
             found = [Conversation(trained, row, trained.processing_class, pool, ask).rolled_out() for row in rows]
