@@ -14,7 +14,7 @@ from transformers import Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from basis_rl import BasisConfig, BasisTrainer
-from basis_rl.baselines import Baseline, Ppo
+from basis_rl.baselines import Baseline, Ppo, Sao
 from benchmarks.advantage_cost import baselines
 from benchmarks.trainers import TRL, parity, quiet, qwen3_config, tokenizer
 
@@ -33,7 +33,8 @@ def model_on(device: str, shape: Sequence[int] = SMALL, dtype: torch.dtype = tor
 
 def named_baseline(name: str) -> Baseline:
     """A registered baseline with the value table or the clusters that it needs for the prompts of `build_trainer`."""
-    return Ppo() if name == "ppo" else baselines(PROMPTS)[name]
+    learned: dict[str, Baseline] = {"ppo": Ppo(), "sao": Sao(critic_model=None)}
+    return learned[name] if name in learned else baselines(PROMPTS)[name]
 
 
 class Given:

@@ -34,7 +34,7 @@ from tests.support.tooled import by_rule, few_tokens
 from tests.support.tooled import tokenizer as tool_tokenizer
 
 # Seconds after which something that is waited for will not come.
-LATE = 30.0
+LATE = 60.0
 
 
 def until(holds):
@@ -644,6 +644,7 @@ def test_whatever_a_server_does_only_own_weights_are_trained_on_and_each_prompt_
 
 
 @vllm
+@pytest.mark.nightly
 def test_a_turn_that_a_restarted_server_answered_before_it_had_the_weights_is_not_used(
     model, tmp_path_factory, tmp_path, monkeypatch
 ):
