@@ -33,7 +33,7 @@ def model_on(device: str, shape: Sequence[int] = SMALL, dtype: torch.dtype = tor
 
 def named_baseline(name: str) -> Baseline:
     """A registered baseline with the value table or the clusters that it needs for the prompts of `build_trainer`."""
-    learned: dict[str, Baseline] = {"ppo": Ppo(), "sao": Sao(critic_model=None)}
+    learned: dict[str, Baseline] = {"ppo": Ppo(), "sao": Sao(critic_model=None, critic_freeze_attention=False)}
     return learned[name] if name in learned else baselines(PROMPTS)[name]
 
 
