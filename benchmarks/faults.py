@@ -690,7 +690,7 @@ def train(folder: Path, name: str, url: str, hub: str) -> None:
     tools = settings.pop("tools", [])
     if tools:
         # A random model calls nothing: what is a call is a rule over its tokens.
-        turns.read_turn = by_rule
+        turns.read_turn = by_rule  # type: ignore[assignment]
         settings["generation_kwargs"] = {"allowed_token_ids": few_tokens(tokenizer)}
     if hub:
         constants.ENDPOINT, constants.HF_HUB_OFFLINE, constants.HF_HUB_DISABLE_XET = hub, False, True
