@@ -231,7 +231,7 @@ def server_urls(text: str) -> list[str]:
     """The URLs of servers in a text that separates them by commas.
 
     Raises:
-        ValueError: one of them is not a URL, or is there twice.
+        ValueError: one of them is not a URL, or is repeated.
     """
     urls = [Client(each.strip()).url for each in text.split(",")]
     if repeated := sorted({each for each in urls if urls.count(each) > 1}):

@@ -84,7 +84,7 @@ class Conversation:
         ask: sends a request to the server.
 
     Attributes:
-        phase: what is waited for: ``environment``, ``server``, ``tools`` or ``reward``.
+        phase: what the rollout is waiting for: ``environment``, ``server``, ``tools`` or ``reward``.
     """
 
     def __init__(self, trainer: Any, row: Mapping[str, Any], tokenizer: Any, pool: Environments, ask: Ask) -> None:

@@ -15,6 +15,9 @@ from basis_rl.rewards.call import failure, scores_of
 from basis_rl.run.errors import RewardFailed
 from basis_rl.trainer.conversation import StreamedRollout
 
+# Columns that TRL does not hand on to reward functions: it has these itself.
+_OWN_NAMES = frozenset({"prompt", "completion", "completion_ids"})
+
 
 @dataclass(eq=False)
 class Entry:
@@ -101,8 +104,9 @@ class Grader:
 
     def _score_waiting(self) -> None:
         with self._changing:
-            self._called, self._waiting = self._waiting, []
-            entries = self._called
+            entries = self._waiting
+            self._called = entries
+            self._waiting = []
         outcome: bool | RewardFailed = True
         try:
             for index in self._together:
@@ -128,7 +132,8 @@ class Grader:
     def take_metrics(self) -> dict[str, list[float]]:
         """What functions have passed to ``log_metric`` since the last call."""
         with self._changing:
-            found, self._metrics = self._metrics, defaultdict(list)
+            found = self._metrics
+            self._metrics = defaultdict(list)
         return found
 
     def _score(self, index: int, entries: Sequence[Entry]) -> None:
@@ -138,7 +143,7 @@ class Grader:
         rollouts = [rollout for entry in entries for rollout in entry.rollouts]
         columns: dict[str, Sequence[Any]] = {}
         given = {
-            **{key: [row[key] for row in rows] for key in rows[0] if key not in ("prompt", "completion_ids")},
+            **{key: [row[key] for row in rows] for key in rows[0] if key not in _OWN_NAMES},
             "prompts": [each.prompt for each in rollouts],
             "completions": [each.completion for each in rollouts],
             "completion_ids": [each.completion_ids for each in rollouts],

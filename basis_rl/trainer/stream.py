@@ -25,7 +25,7 @@ from basis_rl.samplers import Draw
 from basis_rl.trainer.conversation import Conversation, Environments, StreamedRollout
 from basis_rl.trainer.grading import Entry, Grader
 
-# Seconds between two looks at what is waited for, and between two lines about it.
+# Seconds between two checks for a batch, and between two lines that say why it is not there.
 _POLL = 0.2
 _TELL = 30.0
 _MOST_REQUESTS = 4096
@@ -134,11 +134,15 @@ class Load:
                 self._idle += now - self._idle_since
                 self._idle_since = now
             span = max(1e-3, now - (self._began or now))
-            idle, self._idle = self._idle, 0.0
-            drawn, self._tokens = self._tokens, 0
+            idle = self._idle
+            self._idle = 0.0
+            drawn = self._tokens
+            self._tokens = 0
             self._began = now
-        waited, self.waited = self.waited, 0.0
-        trained, self._trained = self._trained, tokens
+        waited = self.waited
+        self.waited = 0.0
+        trained = self._trained
+        self._trained = tokens
         found = {
             "rollout/waited": waited,
             "rollout/waited_share": min(1.0, waited / span),
@@ -342,7 +346,8 @@ class Stream:
 
     def _look_after(self) -> None:
         """Raise what threads have met, begin again what a failed server drew, and give up what takes too long."""
-        failures, self._failures = self._failures, []
+        failures = self._failures
+        self._failures = []
         for era, error in failures:
             if isinstance(error, RequestRefused):
                 # Another server at this address refuses requests for our model; this raises what has happened.
