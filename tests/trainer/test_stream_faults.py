@@ -47,6 +47,11 @@ def until(holds):
 # A stream alone.
 
 
+def rolling():
+    """The threads of rollouts, of whatever test."""
+    return {each for each in threading.enumerate() if each.name == "rollout"}
+
+
 def rolled(step=0, failure=""):
     return StreamedRollout("a", [1], [2], [-0.5], [step], [1], "b", failure=failure)
 
@@ -795,10 +800,11 @@ def test_a_run_after_a_run_and_evaluations_between(server, model, tmp_path):
 
     own = {"reward_funcs": careful, "eval_dataset": sums(4), "eval_strategy": "steps", "eval_steps": 2}
     trained = trainer(tmp_path, model, server.url, "rloo", Watched, **{**SETTINGS, "max_steps": 4, **own})
+    before = rolling()
     for run in (1, 2):
         trained.train()
         assert trained.state.global_step == 4
-        until(lambda: not [each for each in threading.enumerate() if each.name == "rollout"])
+        until(lambda: not rolling() - before)
         asked = len(server.requests)
         time.sleep(0.2)
         assert len(server.requests) == asked
@@ -823,9 +829,10 @@ def test_a_run_that_raises_leaves_nothing_behind_either(server, model, tmp_path)
     settings = {**SETTINGS, **SAVING, "reward_funcs": breaks, "train_dataset": sums(64)}
     first = trainer(tmp_path, model, server.url, "rloo", Watched, **settings)
     first.acts = {("train", 2): lambda: setattr(server, "seconds", 2.0)}
+    others = rolling()
     with pytest.raises(RewardFailed, match="'breaks' raised KeyError: 'solution'"):
         first.train()
-    until(lambda: not [each for each in threading.enumerate() if each.name == "rollout"])
+    until(lambda: not rolling() - others)
     step = first.state.global_step
     assert checkpoint.newest(tmp_path).name == f"checkpoint-{step}"
     server.seconds = 0.02
