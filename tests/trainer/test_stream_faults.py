@@ -837,6 +837,7 @@ def test_a_run_that_raises_leaves_nothing_behind_either(server, model, tmp_path)
     assert checkpoint.newest(tmp_path).name == f"checkpoint-{step}"
     server.seconds = 0.02
     broken["at"] = -1
+    first.acts = {}
     # On the same trainer, as in a notebook.
     done = list(first.places)
     first.train(resume_from_checkpoint=True)
