@@ -368,6 +368,23 @@ def test_functions_are_called_with_whole_groups_one_call_at_a_time():
     assert sorted(len(call) % 2 for call in calls) == [0] * len(calls), "a group was torn"
 
 
+def test_columns_of_the_dataset_do_not_take_the_place_of_what_was_drawn():
+    """Of a dataset for supervised training, say."""
+    seen = {}
+
+    def keeps(**given):
+        seen.update(given)
+        return [1.0] * len(given["completions"])
+
+    row = {"prompt": "p", "completion": "theirs", "completion_ids": [7], "solution": "4"}
+    grader(keeps).grade(Entry(row, [rollout("a"), rollout("b")]))
+    assert seen["completions"] == ["a", "b"]
+    assert seen["completion_ids"] == [[2], [2]]
+    assert seen["solution"] == ["4", "4"]
+    assert "completion" not in seen
+    assert "prompt" not in seen
+
+
 def test_a_coroutine_is_awaited_for_many_groups_at_once():
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
