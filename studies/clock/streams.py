@@ -190,6 +190,7 @@ def draw(runs: list[dict[str, Any]], level: float, path: Path) -> None:
     right.set_yticks(range(len(names)), [": ".join(name) for name in reversed(names)])
     right.set(xlabel="seconds per step (dots: seeds)")
     figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
