@@ -83,7 +83,9 @@ def accuracy(model: Any, tokenizer: Any, task: Task) -> dict[str, float]:
         at, places = torch.where(labels[:, 1:] != -100)
         # Only of what the model wrote: the vocabulary is most of the work.
         logits = model.lm_head(model.model(input_ids=ids).last_hidden_state[at, places]).float()
-        losses = torch.zeros(len(part)).index_add(0, at, cross_entropy(logits, labels[at, places + 1], reduction="none"))
+        losses = torch.zeros(len(part)).index_add(
+            0, at, cross_entropy(logits, labels[at, places + 1], reduction="none")
+        )
         for (number, _, _), loss in zip(part, losses.tolist(), strict=True):
             solved[number] += math.exp(-loss)
     by_kind = defaultdict(list)
