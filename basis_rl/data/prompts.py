@@ -150,7 +150,11 @@ def load_tasks(
     _check(data)
     data, held_out = _split(data, held_out)
     rows = load_rows(data) if data.dataset_name else seed_rows(data.max_train_samples)
-    if data.prompt_column or set(PROMPT_COLUMNS) & set(rows.column_names):
+    flat = rows.flatten()
+    if column := data.prompt_column or next((name for name in PROMPT_COLUMNS if name in flat.column_names), None):
+        if data.prompt_template is None and isinstance(flat[0].get(column), str):
+            # An environment adds to the user's turn.
+            data = replace(data, prompt_template="{prompt}", strip_instructions=False)
         read = rows.column_names if reads is None else reads
         return load_prompts(data, conversational=conversational, held_out=held_out, reads=read)
     # As in `load_prompts`, an id is as good as a random number.
