@@ -41,6 +41,11 @@ def row_id(row: Mapping[str, Any], reads: Collection[str] | None) -> str:
     return prompt_id(row.get("prompt") or "", {name: row[name] for name in reads if name in row and name != "prompt"})
 
 
+def played_id(row: Mapping[str, Any], reads: Collection[str] | None, prompt: Any) -> str:
+    """The id of a problem that an environment has drawn by itself: of its row, and of the prompt that it began with."""
+    return prompt_id(prompt, {"row": row_id(row, reads)})
+
+
 def written(value: Any) -> str:
     """A cell, or several, as one text; what is None does not count."""
     return json.dumps(_without_none(value), sort_keys=True, ensure_ascii=False, default=_as_text)

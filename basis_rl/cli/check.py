@@ -109,7 +109,9 @@ def check_all_parts(recipe: Recipe) -> tuple[str | None, Plan, Dataset, Any]:
     plan = wrong.tried(build.plan_recipe, recipe, baseline)
     if plan is None:
         plan = Plan(recipe.args, reward_funcs=wrong.tried(build.build_rewards, recipe) or [])
-    config, tokenizer = wrong.tried(build.load_config_and_tokenizer, recipe.model, plan.args) or (None, None)
+    config, tokenizer = wrong.tried(
+        build.load_config_and_tokenizer, recipe.model, plan.args, recipe.run.chat_template
+    ) or (None, None)
     texts: Any = tokenizer or SimpleNamespace(chat_template=None)
     loaded = wrong.tried(build.load_training_data, recipe, texts, plan.reward_funcs)
     evaluated = wrong.tried(build.load_eval_data, recipe, texts, plan.reward_funcs)
@@ -146,10 +148,13 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     show("Configuration", sections.configuration(recipe, args, launch, warn))
     if plan.tools:
         show("Tools", sections.tools(build.build_tools(recipe.run), args))
+    for each in plan.episodes:
+        show(f"Environment: {each.name}", sections.environment(plan, each))
     show("Batch arithmetic", arithmetic(args, len(loaded), warn))
-    show("Columns", sections.columns(loaded, args, plan.reward_funcs))
+    show("Columns", sections.columns(loaded, args, plan.reward_funcs, plan.episodes))
     lengths = plan.prompt_lengths()
-    show("Prompts", sections.prompts(plan.rendered, lengths, plan.train_dataset[0]["prompt"]))
+    if not plan.episodes:
+        show("Prompts", sections.prompts(plan.rendered, lengths, plan.train_dataset[0]["prompt"]))
     if answers := sections.answers(plan.reward_funcs):
         show("Answers", answers)
     show("Golds", sections.golds(len(loaded) - len(plan.train_dataset), len(loaded), plan.reward_funcs, warn))

@@ -51,6 +51,8 @@ def rollouts(recipe: Recipe, plan: Plan, count: int, warn: Warn) -> str:
 
     From 64 rollouts on there are four per prompt, and the share of groups without variance is estimated.
     """
+    if plan.episodes:
+        raise ValueError("--draw shows answers to the prompts of a dataset, and an environment makes its own.")
     args = plan.args
     tokenizer = plan.tokenizer
     name = str(recipe.model.model_name_or_path)

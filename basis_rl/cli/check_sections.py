@@ -21,6 +21,7 @@ from basis_rl.clusters import PromptClusters
 from basis_rl.data import problem_text
 from basis_rl.engine.adapter import lora_missing
 from basis_rl.engine.client import Client, server_urls
+from basis_rl.environments import Episode
 from basis_rl.estimate import report
 from basis_rl.estimate.memory import Launch
 from basis_rl.estimate.report import Footprint, Warn, server_memory
@@ -81,7 +82,7 @@ def sampling(plan: Plan) -> str:
     """
     sampler = plan.sampler
     dataset = plan.train_dataset
-    texts = (problem_text(prompt) for prompt in dataset["prompt"])
+    texts = (problem_text(row.get("prompt", "")) for row in dataset)
     tried_belief(sampler, plan.baseline, prompt_ids_of(dataset, plan.reads) or [], texts, plan.args)
     parameters = ", ".join(f"{key} {value}" for key, value in sampler.parameters.items())
     drawn = f"Prompts are drawn by `{sampler_name(sampler)}`" + (f" ({parameters})" if parameters else "")
@@ -94,12 +95,15 @@ def sampling(plan: Plan) -> str:
     return f"{drawn}: training maximises the mean reward over the prompts that it draws, not over all alike{undo}."
 
 
-def columns(dataset: Dataset, args: BasisConfig, rewards: Sequence[Any]) -> str:
+def columns(dataset: Dataset, args: BasisConfig, rewards: Sequence[Any], episodes: Sequence[Episode] = ()) -> str:
     """Which columns there are, where they come from, and who reads them."""
     readers = {"prompt": ["the model"], "prompt_id": ["baseline and logs"]}
     for reward in rewards:
         for name in sorted(read_columns([reward])):
             readers.setdefault(name, []).append(getattr(reward, "__name__", type(reward).__name__))
+    for each in episodes:
+        for name in dataset.column_names if each.columns is None else sorted(each.columns):
+            readers.setdefault(name, []).append(f"{each.name}.reset")
     if args.difficulty_column is not None:
         readers.setdefault(args.difficulty_column, []).append("the log (difficulty_column)")
     lines = [f"{dataset.info.description}."] if dataset.info.description else []
@@ -120,6 +124,21 @@ def tools(found: Sequence[Any], args: BasisConfig) -> str:
     ]
     lines += [f"{tool.__name__}: {tool.isolation}." for tool in found if hasattr(tool, "isolation")]
     return "\n".join(lines)
+
+
+def environment(plan: Plan, episode: Episode) -> str:
+    """An episode without a model: what the model sees, what the tools answer, the rewards."""
+    tools = ", ".join(tool["function"]["name"] for tool in episode.tools) or "none"
+    tokens = len(plan.tokenizer(plan.as_text(episode, episode.prompt), add_special_tokens=False)["input_ids"])
+    rewards = ", ".join(f"{name} {score:g}" for name, score in episode.rewards.items())
+    known = "a row of the dataset decides about the problem"
+    if not episode.repeats:
+        known = "the environment draws its problems itself: resets with one row say different things"
+    return (
+        f"Tools: {tools}. The first prompt has {tokens} tokens; {known}.\n"
+        "--- one episode, in which each tool is called once, with arguments made up from its type hints\n"
+        f"{plan.as_text(episode, [*episode.prompt, *episode.completion])}\n--- rewards: {rewards}"
+    )
 
 
 def prompts(texts: Sequence[str], lengths: Sequence[int], given: Any) -> str:

@@ -21,7 +21,9 @@ def main(argv: Sequence[str]) -> int:
     if not isinstance(output, str):
         raise ValueError("Where should the codebook go? Set baseline_kwargs.clusters, or --clusters_output_dir FOLDER.")
     KIND.check_destination(Path(output))
-    _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
+    if run.environment:
+        raise ValueError("basis-rl clusters embeds the prompts of a dataset, and an environment makes its own.")
+    _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args, run.chat_template)
     prompts = {row["prompt_id"]: problem_text(row["prompt"]) for row in load_training_data(recipe, tokenizer)}
     k = run.clusters_num or default_num_clusters(len(set(prompts.values())), recipe.args.generation_batch_size)
     clusters = PromptClusters.build(prompts, run.clusters_encoder, k, seed=recipe.args.seed, progress=True)

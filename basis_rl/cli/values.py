@@ -63,10 +63,10 @@ class Job:
     def __init__(self, recipe: Recipe) -> None:
         run = recipe.run
         args = recipe.args
-        if run.tools:
+        if run.tools or run.environment:
             raise ValueError(
                 "basis-rl values draws single turns, and a table of those is not of a policy that calls tools. With "
-                "tools take a baseline without a table: rloo, otb, grpo, basis_history."
+                "tools or an environment take a baseline without a table: rloo, otb, grpo, basis_history."
             )
         named = run.values_output_dir or (run.baseline_kwargs or {}).get("values")
         output = Path(named or f"{args.output_dir}-values")
@@ -80,7 +80,7 @@ class Job:
         run_plan = Plan(args, reward_funcs=build.build_rewards(recipe))
         check_temperature(run_plan)
         check_generation(args)
-        self.config, self.tokenizer = build.load_config_and_tokenizer(recipe.model, args)
+        self.config, self.tokenizer = build.load_config_and_tokenizer(recipe.model, args, run.chat_template)
         partial = output.with_name(f"{output.name}.partial")
         # Rollouts that an earlier call has kept, if they are to be graded again instead of drawn.
         self.kept = KeptSource(kept_folder(output), self.config, self.tokenizer) if run.values_regrade else None

@@ -17,7 +17,7 @@ from datasets import Dataset, concatenate_datasets, load_dataset
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from basis_rl.data.rows import bare_problem, gold_text, is_single_turn, problem_text
-from basis_rl.identity import prompt_id
+from basis_rl.identity import prompt_id, row_id
 from basis_rl.names import FORMATS, check_file, option, require_extra
 
 PROMPT_COLUMNS = ("prompt", "problem", "question", "Problem", "Question")
@@ -37,6 +37,8 @@ GYM_COLUMN = "reasoning_gym"
 # Names by which TRL hands reward functions something else: a column would be lost, or given twice.
 TAKEN = frozenset({"prompts", "completions", "trainer_state", "log_extra", "log_metric"})
 IMAGES = frozenset({"image", "images"})
+# Rows for an environment without a dataset.
+_SEEDS = 1000
 
 
 @dataclass
@@ -99,14 +101,10 @@ def load_prompts(
         ValueError: dataset, column or pattern that does not exist or fit; says which, of what, and what to set.
     """
     _check(data)
-    if held_out and data.dataset_test_split:
-        data = replace(data, dataset_train_split=data.dataset_test_split, dataset_test_split=None)
-        held_out = False
+    data, held_out = _split(data, held_out)
     dataset = load_rows(data)
     rows, read = _read(dataset, data, conversational, held_out, reads)
-    if not rows:
-        which = "held-out problem (set test_fraction or dataset_test_split)" if held_out else "training problem"
-        raise ValueError(f"'{data.dataset_name}' has no {which}.")
+    _require(rows, data, held_out)
     made = Dataset.from_list([row for _, row in rows])
     said = f"{read}. {_presented(data, made[0]['prompt'])}"
     if kept := _kept(dataset, data):
@@ -115,6 +113,58 @@ def load_prompts(
             made = concatenate_datasets([made, beside.flatten_indices(keep_in_memory=True)], axis=1)
     made.info.description = said
     return made
+
+
+def _split(data: DataArguments, held_out: bool) -> tuple[DataArguments, bool]:
+    """From where rows are read, and whether it is those that a hash holds out there."""
+    if held_out and data.dataset_test_split:
+        return replace(data, dataset_train_split=data.dataset_test_split, dataset_test_split=None), False
+    return data, held_out
+
+
+def _require(rows: Sequence[Any], data: DataArguments, held_out: bool) -> None:
+    if not rows:
+        which = "held-out problem (set test_fraction or dataset_test_split)" if held_out else "training problem"
+        raise ValueError(f"'{data.dataset_name}' has no {which}.")
+
+
+def seed_rows(count: int | None = None) -> Dataset:
+    """Rows for an environment that makes its problems itself: the numbers below `count` (1000) in a column ``seed``."""
+    return Dataset.from_dict({"seed": list(range(count or _SEEDS))})
+
+
+def load_tasks(
+    data: DataArguments, *, conversational: bool, held_out: bool = False, reads: Collection[str] | None = None
+) -> Dataset:
+    """The rows that an environment is reset with (or with `held_out` the others): those of the dataset, which needs no
+    prompts, and a gold only if it is read; without a dataset `seed_rows`, ``max_train_samples`` of them.
+
+    Args:
+        data: where the rows come from.
+        conversational, held_out: see `load_prompts`, which reads rows with prompts.
+        reads: the columns that rewards and environment read; None for all.
+
+    Raises:
+        ValueError: see `load_prompts`.
+    """
+    _check(data)
+    data, held_out = _split(data, held_out)
+    rows = load_rows(data) if data.dataset_name else seed_rows(data.max_train_samples)
+    flat = rows.flatten()
+    if column := data.prompt_column or next((name for name in PROMPT_COLUMNS if name in flat.column_names), None):
+        if data.prompt_template is None and isinstance(flat[0].get(column), str):
+            # An environment adds to the user's turn.
+            data = replace(data, prompt_template="{prompt}", strip_instructions=False)
+        read = rows.column_names if reads is None else reads
+        return load_prompts(data, conversational=conversational, held_out=held_out, reads=read)
+    # As in `load_prompts`, an id is as good as a random number.
+    drawn = (int(row_id(row, reads)[:8], 16) / 16**8 for row in rows)
+    chosen = [index for index, number in enumerate(drawn) if (number < data.test_fraction) == held_out]
+    _require(chosen, data, held_out)
+    rows = rows.select(chosen[: data.max_train_samples])
+    source = f"'{data.dataset_name}'" if data.dataset_name else "numbers, in the column 'seed'"
+    rows.info.description = f"The environment is reset with the rows of {source}"
+    return rows
 
 
 def _read(
@@ -127,14 +177,15 @@ def _read(
     if type(flat.features[prompts]).__name__ == "Json":
         mixed = f"'{data.dataset_name}': column '{prompts}' has texts in some rows and conversations in others"
         raise ValueError(mixed + ". Make them all conversations: [{'role': 'user', 'content': TEXT}].")
-    solutions = _column(flat, data, "solution_column", SOLUTION_COLUMNS)
+    has_gold = "solution" in reads or data.solution_column or set(SOLUTION_COLUMNS) & set(flat.column_names)
+    solutions = _column(flat, data, "solution_column", SOLUTION_COLUMNS) if has_gold else None
     context = _column(flat, data, "context_column", ()) if data.context_column else None
     found: dict[str, tuple[int, dict[str, Any]]] = {}
     missing = 0
     again = 0
     counted = [column for column in _kept(dataset, data) if column in reads]
     others = _rows(dataset, counted) if counted else repeat(dict[str, Any]())
-    cells = _rows(flat, [prompts, solutions, *([context] if context else [])])
+    cells = _rows(flat, [column for column in (prompts, solutions, context) if column])
     for index, (row, other) in enumerate(zip(cells, others, strict=False)):
         cell = row[prompts]
         before = f"{row[context].strip()}\n\n" if context and row[context] else ""
@@ -142,8 +193,8 @@ def _read(
         # The first 32 bits of the id, a hash, are as good as a random number that stays.
         drawn = int(prompt_id(problem)[:8], 16) / 16**8
         if (drawn < data.test_fraction) == held_out:
-            gold = _golds(row[solutions], data, solutions, index)
-            if gold is None or gold == []:
+            gold = _golds(row[solutions], data, solutions, index) if solutions else None
+            if (gold is None or gold == []) and "solution" in reads:
                 missing += 1
                 continue
             columns = {**({"solution": gold} if "solution" in reads else {}), **other}
@@ -153,13 +204,14 @@ def _read(
             if name in found and found[name][1]["prompt"] != prompt:
                 name = prompt_id(before + cell if isinstance(cell, str) else cell, columns)
             again += name in found
-            found.setdefault(name, (index, {"prompt": prompt, "solution": gold, "prompt_id": name}))
+            golds = {"solution": gold} if solutions else {}
+            found.setdefault(name, (index, {"prompt": prompt, **golds, "prompt_id": name}))
         if data.max_train_samples is not None and len(found) >= data.max_train_samples:
             break
     if missing:
         logging.getLogger(__name__).warning("'%s': left out %d problems without a gold.", data.dataset_name, missing)
-    read = f"'{data.dataset_name}', {len(dataset)} rows: the problem from column '{prompts}', the gold from"
-    read += f" '{solutions}'"
+    read = f"'{data.dataset_name}', {len(dataset)} rows: the problem from column '{prompts}'"
+    read += f", the gold from '{solutions}'" if solutions else ""
     read += f"; {again} are left out, whose problem an earlier row has" if again else ""
     read += "; its column 'prompt_id' is replaced by ids of the problems" if "prompt_id" in dataset.column_names else ""
     return list(found.values()), read

@@ -17,17 +17,20 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from basis_rl.baselines import Baseline, build_baseline
 from basis_rl.data import load_prompts
+from basis_rl.data.prompts import load_tasks
 from basis_rl.data.rows import bare_problem
 from basis_rl.engine.server import ServerOptions
+from basis_rl.environments import build_environment
 from basis_rl.evaluation.benchmarks import load_benchmark
 from basis_rl.names import did_you_mean
 from basis_rl.objectives import build_objective
 from basis_rl.recipe.keys import Recipe, RunArguments
+from basis_rl.recipe.words import parse_value
 from basis_rl.registry import construct, find
 from basis_rl.rewards.base import read_columns
 from basis_rl.rewards.registry import build_reward, split_params
 from basis_rl.samplers import build_sampler
-from basis_rl.tools import TOOLS
+from basis_rl.tools import TOOLS, chat_template
 from basis_rl.trainer import BasisConfig, BasisTrainer
 from basis_rl.trainer.plan import Plan, check_with_model, plan_run, with_data
 
@@ -74,13 +77,38 @@ def build_recipe_baseline(run: RunArguments) -> Baseline:
     return build_baseline(run.baseline, **(run.baseline_kwargs or {}))
 
 
-def load_config_and_tokenizer(model: ModelConfig, args: BasisConfig) -> tuple[Any, PreTrainedTokenizerBase]:
+def build_run_environment(run: RunArguments) -> Any:
+    """What makes the environment, or those of a mapping by their names; None without one.
+
+    Raises:
+        ValueError: it cannot be imported, or parameters that do not fit.
+    """
+    named = run.environment
+    if named is None:
+        if run.environment_kwargs:
+            raise ValueError("environment_kwargs needs environment: module:Class.")
+        return None
+    # A mapping on the command line.
+    named = parse_value("--environment", named) if isinstance(named, str) and named.startswith("{") else named
+    return build_environment(named, run.environment_kwargs or {})
+
+
+def load_config_and_tokenizer(
+    model: ModelConfig, args: BasisConfig, template: str | None = None
+) -> tuple[Any, PreTrainedTokenizerBase]:
     """The model's configuration and its tokenizer, without its weights.
+
+    Args:
+        model, args: of the recipe.
+        template: see `RunArguments.chat_template`.
 
     Raises:
         ValueError: they cannot be loaded.
     """
-    return load_by_name(str(model.model_name_or_path), model.model_revision, args.trust_remote_code)
+    config, tokenizer = load_by_name(str(model.model_name_or_path), model.model_revision, args.trust_remote_code)
+    if template is not None:
+        tokenizer.chat_template = chat_template(template, tokenizer)
+    return config, tokenizer
 
 
 def load_by_name(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -115,8 +143,12 @@ def load_training_data(
     if column is not None and data.keep_columns is not None and column not in data.keep_columns:
         data = replace(data, keep_columns=[*data.keep_columns, column])
     chat = tokenizer.chat_template is not None
+    rewards = build_rewards(recipe) if rewards is None else rewards
+    if made := build_run_environment(recipe.run):
+        reads = Plan(recipe.args, reward_funcs=list(rewards), kwargs={"environment_factory": made}).reads
+        return load_tasks(data, conversational=chat, held_out=held_out, reads=reads)
     # The gold always counts, so that a script that loads the same problems gets the same ids.
-    reads = read_columns(build_rewards(recipe) if rewards is None else rewards) | {"solution"}
+    reads = read_columns(rewards) | {"solution"}
     return load_prompts(data, conversational=chat, held_out=held_out, reads=reads)
 
 
@@ -149,7 +181,7 @@ def load_eval_data(
 
 def _warn_of_overlap(dataset: Dataset, evaluated: Dataset | dict[str, Dataset] | None) -> None:
     """Warn of benchmark problems that are trained on. Only their texts are compared, without golds and instructions."""
-    trained = set(map(bare_problem, dataset["prompt"]))
+    trained = set(map(bare_problem, dataset["prompt"])) if "prompt" in dataset.column_names else set()
     for name, problems in (evaluated if isinstance(evaluated, dict) else {}).items():
         common = len(trained & set(map(bare_problem, problems["prompt"])))
         if common:
@@ -208,6 +240,7 @@ def plan_recipe(recipe: Recipe, baseline: Baseline | None = None) -> Plan:
         objective=run.objective,
         prompt_sampler=build_sampler(run.prompt_sampler, **(run.prompt_sampler_kwargs or {})),
         tools=build_tools(run),
+        environment_factory=build_run_environment(run),
         peft_config=get_peft_config(recipe.model),
         quantization_config=get_quantization_config(recipe.model),
     )
@@ -220,7 +253,7 @@ def build_trainer(recipe: Recipe) -> BasisTrainer:
         ValueError: see `parse_recipe`, `basis_rl.trainer.plan` and the loaders.
     """
     plan = plan_recipe(recipe)
-    config, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
+    config, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args, recipe.run.chat_template)
     loaded = load_training_data(recipe, tokenizer, plan.reward_funcs)
     plan = with_data(plan, loaded, load_eval_data(recipe, tokenizer, plan.reward_funcs), processing_class=tokenizer)
     check_with_model(plan, config)

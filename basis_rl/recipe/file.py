@@ -72,6 +72,9 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     parsed = {**vars(args), **vars(model), **vars(data), **vars(run)}
     given = [token.removeprefix("--").split("=")[0].replace("-", "_") for token in arguments if token.startswith("--")]
     resolved = {**config, **{key: parsed[key] for key in given if key in parsed}}
+    if run.environment and "reward_funcs" not in resolved:
+        # It may have a reward of its own, which the default would be added to.
+        run.reward_funcs = []
     resolved = {key: value.value if isinstance(value, Enum) else value for key, value in resolved.items()}
     # It is saved and pushed, so it must hold no secret.
     resolved = redact(with_sections(resolved))

@@ -40,6 +40,19 @@ class RunArguments:
     )
     tools: list[str] | None = option(None, "The tools that the model may call: python, calculator, your module:name.")
     tool_kwargs: dict[str, Any] | None = option(None, "The parameters of the tools by name: {python: {timeout: 5}}.")
+    environment: dict[str, str] | str | None = option(
+        None,
+        "What the model acts in, as TRL's environment_factory: your module:Class, or a mapping of several, whose names "
+        "the rows have in a column `environment`. Without dataset_name the rows are numbers in a column `seed`.",
+    )
+    environment_kwargs: dict[str, Any] | None = option(
+        None, "The parameters of the environment; of several by their names: {game: {size: 4}}."
+    )
+    chat_template: str | None = option(
+        None,
+        "A file with a Jinja template in place of the tokenizer's. `tools` is one with calls of tools, for models with "
+        "the tokens <|im_start|> and <|im_end|> whose own has none.",
+    )
     serve: bool = option(
         False,
         "For `basis-rl train`: starts a vLLM server beside the training, generates with it (use_vllm, vllm_mode "

@@ -20,7 +20,9 @@ from basis_rl.recipe.sources import SECTIONS, known_keys, section_of
 from basis_rl.recipe.trl_recipes import from_trl
 
 # The keys whose values are mappings, which argparse does not know.
-DICT_KEYS = ("baseline_kwargs", "reward_kwargs", "dataset_kwargs", "tool_kwargs", "prompt_sampler_kwargs")
+DICT_KEYS = (
+    "baseline_kwargs", "reward_kwargs", "dataset_kwargs", "tool_kwargs", "environment_kwargs", "prompt_sampler_kwargs",
+)  # fmt: skip
 _COLUMNS = ("prompt_column", "solution_column", "context_column", "difficulty_column")
 
 

@@ -24,7 +24,7 @@ class WrongScores(Exception):
 def call(
     function: Callable[..., Any],
     rows: Sequence[Mapping[str, Any]],
-    said: Sequence[tuple[str, Sequence[int], bool]],
+    said: Sequence[tuple[str | list[dict[str, Any]], Sequence[int], bool]],
     logged: dict[str, Any] | None = None,
 ) -> list[float]:
     """``(N,)`` rewards of rollouts by a function, called as TRL calls it; NaN where there is none.
@@ -32,8 +32,8 @@ def call(
     Args:
         function: the reward function.
         rows: the dataset's row of each rollout; at least one, and all prompts are texts or all are conversations.
-        said: of each rollout the text, the token ids, and whether the length limit cut it off (a `Completion`). Texts
-            become messages where prompts are conversations.
+        said: of each rollout the text or its messages, the token ids, and whether the length limit cut it off (a
+            `Completion`). Texts become messages where prompts are conversations.
         logged: gets what the function passes to ``log_extra``.
 
     Raises:
@@ -44,7 +44,10 @@ def call(
     given: dict[str, Any] = {
         **{name: [row[name] for row in rows] for name in rows[0] if name != "prompt"},
         "prompts": [row["prompt"] for row in rows],
-        "completions": [[{"role": "assistant", "content": text}] if conversational else text for text, *_ in said],
+        "completions": [
+            [{"role": "assistant", "content": text}] if conversational and isinstance(text, str) else text
+            for text, *_ in said
+        ],
         "completion_ids": [list(token_ids) for _, token_ids, _ in said],
         "truncated": [truncated for *_, truncated in said],
         "trainer_state": TrainerState(),

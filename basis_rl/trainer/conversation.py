@@ -11,6 +11,7 @@ from typing import Any
 
 from trl import GRPOTrainer
 
+from basis_rl.environments import NO_PROMPT, tool_methods, with_said
 from basis_rl.trainer import turns
 
 # An id's completion: ``ask(token ids of the prompt, most tokens)`` -> its ids, log-probabilities and policies.
@@ -135,7 +136,7 @@ class Conversation:
 
     def unscored(self, failure: str) -> StreamedRollout:
         """In place of a rollout that has failed: its prompt and an end token, which nothing is learnt from."""
-        prompt = self._row.get("prompt", [{"role": "user", "content": ""}])
+        prompt = self._row.get("prompt", list(NO_PROMPT))
         ((prompt_ids,), _, _) = GRPOTrainer._tokenize_prompts(self, [prompt])
         completion = "" if isinstance(prompt, str) else [{"role": "assistant", "content": ""}]
         end = [self._tokenizer.eos_token_id]
@@ -148,18 +149,15 @@ class Conversation:
 
     def _begun(self) -> Any:
         """The prompt. With environments, a new one is reset, and what it says first is added to the last message."""
-        prompt = copy.deepcopy(self._row.get("prompt", [{"role": "user", "content": ""}]))
+        prompt = copy.deepcopy(self._row.get("prompt", list(NO_PROMPT)))
         methods: list[Any] = []
         if self.environment_factories is not None:
             environment = self._pool.taken(self._name)
             self.environments = [environment]
-            members = inspect.getmembers(type(environment), predicate=inspect.isfunction)
-            names = [each for each, _ in members if each not in ("reset", "get_reward") and not each.startswith("_")]
-            methods = [getattr(environment, each) for each in names]
+            methods = tool_methods(environment)
             hidden = {"environment"} if self._multi_environment else set()
             said = environment.reset(**{key: value for key, value in self._row.items() if key not in hidden})
-            if said is not None:
-                prompt[-1] = {**prompt[-1], "content": _joined(prompt[-1]["content"], said)}
+            prompt = with_said(prompt, said)
         tools = {tool.__name__: tool for tool in [*self._standalone_tools, *methods]}
         later = {name: tool for name, tool in tools.items() if inspect.iscoroutinefunction(tool)}
         self._sync_tool_dicts = [{name: tool for name, tool in tools.items() if name not in later}]
@@ -201,12 +199,3 @@ class Conversation:
         for own in mask:
             found.append(next(drawn) if own else found[-1])
         return found
-
-
-def _joined(content: Any, said: Any) -> Any:
-    """What an environment says first, after the text or the parts of a message, as TRL joins them."""
-    if isinstance(said, list) and isinstance(content, str):
-        content = [{"type": "text", "text": content}]
-    if isinstance(said, str) and isinstance(content, list):
-        said = [{"type": "text", "text": said}]
-    return content + said

@@ -29,9 +29,10 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 
 from basis_rl.baselines import BASELINES, Baseline, DrGrpo, Gdpo, Grpo, LearnedBaseline, NoBaseline, baseline_name
 from basis_rl.data import problem_text
-from basis_rl.data.prompts import IMAGES, TAKEN
+from basis_rl.data.prompts import IMAGES, TAKEN, seed_rows
 from basis_rl.engine import Sampling
 from basis_rl.engine.template_day import template_day, use_day
+from basis_rl.environments import Episode, play, reset_columns
 from basis_rl.names import Mistakes, kind_of
 from basis_rl.objectives import OBJECTIVES, AnyObjective, TrlObjective, for_token_advantages, objective_name
 from basis_rl.registry import build
@@ -70,6 +71,7 @@ class Plan:
         baseline, objective, sampler, reward_funcs: as objects.
         train_dataset, eval_dataset: None until `with_data`.
         kwargs: everything else that TRL's trainer is given, by name; ``tools`` as functions.
+        episodes: one of each environment that a row of the training dataset has, with `with_data`.
     """
 
     args: BasisConfig
@@ -80,6 +82,7 @@ class Plan:
     train_dataset: Any = None
     eval_dataset: Any = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    episodes: tuple[Episode, ...] = ()
 
     @property
     def tokenizer(self) -> Any:
@@ -91,14 +94,26 @@ class Plan:
         """What the model may call."""
         return list(self.kwargs.get("tools") or [])
 
+    @property
+    def environments(self) -> dict[str | None, Callable[[], Any]]:
+        """What makes the environments, by their names; a single one has none."""
+        made = self.kwargs.get("environment_factory") or {}
+        return made if isinstance(made, dict) else {None: made}
+
+    @property
+    def draws_problems(self) -> bool:
+        """Whether an environment, and not the row, decides about the problem: resets with one row say different
+        things."""
+        return not all(each.repeats for each in self.episodes)
+
     @cached_property
     def reads(self) -> frozenset[str] | None:
         """The columns that make two rows with one prompt different problems (`row_id`); None for all of them."""
-        made = self.kwargs.get("environment_factory")
-        taken = [_reset_columns(each) for each in (made.values() if isinstance(made, dict) else [made] if made else [])]
+        made = self.environments
+        taken = [each.columns for each in self.episodes] or list(map(reset_columns, made.values()))
         if None in taken:
             return None
-        chosen = ["environment"] if isinstance(made, dict) else []
+        chosen = ["environment"] if made and None not in made else []
         return read_columns(self.reward_funcs).union(chosen, *(columns for columns in taken if columns is not None))
 
     @cached_property
@@ -128,24 +143,19 @@ class Plan:
             found[f"eval_dataset['{name}']" if name else "eval_dataset"] = first_rows(rows, _LONGEST)
         return {name: rows for name, rows in found.items() if rows is not None and "prompt" in rows.column_names}
 
+    def as_text(self, episode: Episode, messages: list[dict[str, Any]]) -> str:
+        """Messages of an episode as the model is given them."""
+        return render_prompt(self.tokenizer, messages, with_tools(self.args, [*self.tools, *episode.tools]))
+
     def prompt_lengths(self, most: int | None = None) -> list[int]:
-        """Lengths of the prompts in tokens; with `most`, only of that many prompts, those with the most characters."""
-        texts = self.rendered if most is None else sorted(self.rendered, key=len)[-most:]
+        """Lengths of the prompts in tokens; with `most`, only of that many prompts, those with the most characters.
+        With environments only those of the episodes are known."""
+        texts = [self.as_text(each, each.prompt) for each in self.episodes]
+        if not texts:
+            texts = self.rendered if most is None else sorted(self.rendered, key=len)[-most:]
         # A template writes special tokens itself.
         plain = self.tokenizer.chat_template is None
         return [len(ids) for ids in self.tokenizer(texts, add_special_tokens=plain)["input_ids"]]
-
-
-def _reset_columns(factory: Callable[[], Any]) -> frozenset[str] | None:
-    """The columns that an environment's ``reset`` names; None, for all, if it has nothing but ``**row``."""
-    reset = getattr(factory if isinstance(factory, type) else factory(), "reset", None)
-    # TRL refuses it.
-    if reset is None:
-        return frozenset()
-    # Without `self`.
-    parameters = list(inspect.signature(reset).parameters.values())[isinstance(factory, type) :]
-    named = {p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)} - {"prompt"}
-    return frozenset(named) if named or not parameters else None
 
 
 Check = Callable[[Plan], Plan | None]
@@ -187,12 +197,14 @@ def with_data(plan: Plan, train_dataset: Any, eval_dataset: Any = None, **kwargs
 
     Args:
         plan: of `plan_run`.
-        train_dataset, eval_dataset: as `BasisTrainer` takes them.
+        train_dataset, eval_dataset: as `BasisTrainer` takes them. With an environment, None is `seed_rows`.
         **kwargs: further arguments of TRL's trainer that are known only now (``processing_class``).
 
     Raises:
         ValueError: something is wrong with the data.
     """
+    if train_dataset is None and plan.environments:
+        train_dataset = seed_rows()
     plan = replace(
         plan,
         train_dataset=as_dataset(train_dataset, "train_dataset"),
@@ -513,7 +525,7 @@ def check_sampler_data(plan: Plan) -> None:
             f"prompt_sampler '{name}' needs a dataset that can be indexed, not a {type(dataset).__name__}. Load it "
             "without streaming, or take prompt_sampler 'uniform'."
         )
-    if "prompt" not in dataset.column_names:
+    if "prompt" not in dataset.column_names and not plan.environments:
         raise ValueError(
             f"prompt_sampler '{name}' chooses among prompts, but the dataset has no column 'prompt', only "
             f"{dataset.column_names}. Add one that tells its rows apart, or take prompt_sampler 'uniform'."
@@ -535,7 +547,7 @@ def check_columns(plan: Plan) -> None:
             f"The training dataset has the columns {taken}, but TRL hands reward functions something else under these "
             "names. Rename them."
         )
-    if "prompt" not in dataset.column_names and plan.kwargs.get("environment_factory") is None:
+    if "prompt" not in dataset.column_names and not plan.environments:
         raise ValueError(
             f"The training dataset has no column 'prompt', only {dataset.column_names}. Rename yours, or load it with "
             "basis_rl.data.load_prompts."
@@ -669,21 +681,69 @@ def check_stream(plan: Plan) -> None:
         )
 
 
+def environment_rows(plan: Plan) -> list[tuple[Callable[[], Any], dict[str, Any]]]:
+    """What makes each environment, and the columns of the first row that it is reset with.
+
+    Raises:
+        ValueError: there are several, and a row does not name one of them.
+    """
+    rows = plan.first_rows
+    assert rows is not None
+    if None in plan.environments or not plan.environments:
+        return [(factory, rows[0]) for factory in plan.environments.values()]
+    names = list(rows["environment"]) if "environment" in rows.column_names else [None]
+    if unknown := [name for name in names if name not in plan.environments]:
+        known = ", ".join(map(str, plan.environments))
+        raise ValueError(f"environment: each row names one in a column 'environment', of {known}; not {unknown[0]!r}.")
+    # As in TRL, the name is not for the environment.
+    kept = rows.remove_columns("environment")
+    return [(plan.environments[name], kept[names.index(name)]) for name in plan.environments if name in names]
+
+
+def play_environments(plan: Plan) -> Plan:
+    """The plan with one episode of each environment, played by the main process."""
+    if not plan.environments or not plan.first_rows:
+        return plan
+    functions = [each for each in plan.reward_funcs if callable(each) and not isinstance(each, Module)]
+
+    def played() -> list[Episode]:
+        wrong = Mistakes()
+        found = [wrong.tried(play, factory, row, functions) for factory, row in environment_rows(plan)]
+        wrong.tell()
+        return [each for each in found if each is not None]
+
+    plan = replace(plan, episodes=tuple(on_main_process(played)))
+    if not functions and not any(each.owns_reward for each in plan.episodes):
+        raise ValueError("environment: nothing gives a reward. Give it a method `get_reward`, or set reward_funcs.")
+    return plan
+
+
+def check_repeats(plan: Plan) -> None:
+    """The rollouts of a group, and the prompts that a sampler draws again, are of one problem."""
+    if not plan.draws_problems:
+        return
+    why = (
+        "environment: reset with the same row again it says other things. Let `reset` take what decides about the "
+        "problem, such as a `seed`, from the row, or"
+    )
+    if not plan.sampler.in_dataset_order:
+        raise ValueError(f"{why} leave out prompt_sampler '{sampler_name(plan.sampler)}', which draws rows again.")
+    if plan.args.num_generations > 1:
+        _logger.warning("%s the rollouts of a group are of different problems.", why)
+
+
 def check_threads(plan: Plan) -> None:
     """Reward functions and environments of streamed rollouts work in other threads than this one."""
     rows = plan.train_dataset
     if not plan.args.streams or not isinstance(rows, Dataset):
         return
-    made = plan.kwargs.get("environment_factory") or {}
-    names = list(rows["environment"]) if isinstance(made, dict) and made else []
 
     def tried() -> None:
         wrong = Mistakes()
         for function in filter(callable, plan.reward_funcs):
             wrong.tried(check_reward, function, rows[0])
-        for name, factory in made.items() if isinstance(made, dict) else [(None, made)]:
-            row = rows[names.index(name) if name in names else 0]
-            wrong.tried(check_environment, factory, {k: row[k] for k in row if k != "environment" or not names})
+        for factory, row in environment_rows(plan):
+            wrong.tried(check_environment, factory, row)
         wrong.tell()
 
     # The main process alone draws and grades.
@@ -699,7 +759,9 @@ DATA: tuple[Check, ...] = (
     check_eval_data,
     check_stream,
     check_threads,
-    lambda plan: check_tools(plan.tools, plan.tokenizer, plan.train_dataset, plan.args),
+    lambda plan: check_tools([*plan.tools, *plan.environments], plan.tokenizer, plan.train_dataset, plan.args),
+    play_environments,
+    check_repeats,
     check_rows,
     check_templates,
 )
@@ -815,7 +877,8 @@ def run_context(plan: Plan, config: Any) -> RunContext:
     if ids is not None:
         given = plan.train_dataset["prompt"] if "prompt" in plan.train_dataset.column_names else [""] * len(ids)
         prompts = dict(zip(ids, map(fingerprint, plan.rendered), strict=True))
-        texts = dict(zip(ids, map(problem_text, given), strict=True))
+        # A prompt that an environment makes is known once it was drawn.
+        texts = {name: text for name, text in zip(ids, map(problem_text, given), strict=True) if text}
     sampling = sampling_of(plan.args)
     weights = plan.args.reward_weights
     provenance = run_provenance(config, plan.tokenizer, plan.reward_funcs, sampling, weights)
@@ -824,11 +887,13 @@ def run_context(plan: Plan, config: Any) -> RunContext:
 
 def reward_range_of(plan: Plan) -> tuple[float, float] | None:
     """Least and largest reward of a rollout, where all reward functions declare theirs."""
-    if plan.kwargs.get("environment_factory") is not None:
-        # Its environments may give rewards of their own.
+    # The environments' own rewards have the weight 1.
+    own = [each for each in plan.episodes if each.owns_reward]
+    if len(plan.environments) > 1 or (plan.environments and not plan.episodes):
         return None
+    weights = plan.args.reward_weights or [1.0] * len(plan.reward_funcs)
     # A belief that knows the range need not learn it from rewards.
-    return declared_range(plan.reward_funcs, plan.args.reward_weights)
+    return declared_range([*plan.reward_funcs, *own], [*weights, *[1.0] * len(own)])
 
 
 def with_tools(args: BasisConfig, tools: Sequence[Any]) -> dict[str, Any]:

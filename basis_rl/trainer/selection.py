@@ -115,7 +115,8 @@ def tried_belief(
         belief = beside = BasisHistory(prior="text")
         beside.range.declare(reward_range)
         if beside.text_prior is not None:
-            beside.text_prior.know(dict(zip(prompt_ids, texts, strict=True)))
+            # A prompt that an environment makes has no text yet.
+            beside.text_prior.know({name: text for name, text in zip(prompt_ids, texts, strict=True) if text})
     try:
         drawn(sampler, belief, prompt_ids, args.generation_batch_size // args.num_generations)
     # Nothing has been spent yet: a mistake in the settings.
@@ -192,7 +193,7 @@ class Selection:
     def __post_init__(self) -> None:
         self.num_generations = self.args.num_generations
         self.size = self.args.generation_batch_size // self.num_generations
-        texts = (problem_text(row["prompt"]) for row in self.dataset)
+        texts = (problem_text(row.get("prompt", "")) for row in self.dataset)
         self.belief = tried_belief(self.sampler, self.baseline, self.prompt_ids, texts, self.args, self.reward_range)
         # The trainer updates and saves the baseline; only a separate belief is left to do here.
         separate = self.belief is not self.baseline

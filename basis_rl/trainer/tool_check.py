@@ -131,7 +131,11 @@ def prepare_tokenizer(tokenizer: Any, args: BasisConfig) -> None:
         ValueError: the template does not show calls and answers, they cannot be read back, or earlier turns are
             rendered otherwise when others follow.
     """
-    way_out = "Take a model that was trained to call tools (Qwen2.5 and Qwen3 are), or set a template that shows them."
+    way_out = (
+        "Take a model that was trained to call tools (Qwen2.5 and Qwen3 are), or set a template that shows them: in a "
+        "recipe `chat_template: tools`, in Python tokenizer.chat_template = basis_rl.tools.chat_template('tools', "
+        "tokenizer). The model then has to learn the form of a call."
+    )
     if not supports_tool_calling(tokenizer):
         raise ValueError(f"tools: the model's chat template does not show tool calls and their answers. {way_out}")
     inner = getattr(tokenizer, "tokenizer", tokenizer)

@@ -43,7 +43,7 @@ from basis_rl.engine.local import StopStrings, declared_ends, generating_by
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
 from basis_rl.functional.objectives import kl_estimate
-from basis_rl.identity import row_id
+from basis_rl.identity import played_id, row_id
 from basis_rl.names import refuse_unknown, require_extra
 from basis_rl.objectives import AnyObjective, LossInputs, objective_name
 from basis_rl.report import plot_training
@@ -128,7 +128,8 @@ class BasisTrainer(GRPOTrainer):
         args: a `BasisConfig`.
         train_dataset: a `Dataset` or a list of dictionaries, with the columns ``prompt`` (unless an
             `environment_factory` makes the prompts) and those that the reward functions read. Rows with the same
-            ``prompt_id``, if there is this column, are one problem (default: `basis_rl.identity.row_id`).
+            ``prompt_id``, if there is this column, are one problem (default: `basis_rl.identity.row_id`). None, with
+            an `environment_factory`, is `basis_rl.data.prompts.seed_rows`.
         eval_dataset: as in TRL, or a list of dictionaries.
         baseline: one of `basis_rl.baselines.BASELINES`. Everything that has a registered name may also be an object, or
             your own as ``module:name``.
@@ -144,6 +145,7 @@ class BasisTrainer(GRPOTrainer):
     _tag_names = ("trl", "basis-rl")
     _name = "BASIS"
     reads: frozenset[str] | None = frozenset()
+    draws_problems = False
     # TRL sets these; mypy does not see it.
     rollout_func: Any
     reward_func_names: list[str]
@@ -183,6 +185,7 @@ class BasisTrainer(GRPOTrainer):
         self.sampler = plan.sampler
         self._reward_range = reward_range_of(plan)
         self.reads = plan.reads
+        self.draws_problems = plan.draws_problems
         self.publisher = Publisher(args)
         # Grading processes start while the model is loaded.
         for reward in plan.reward_funcs:
@@ -211,8 +214,9 @@ class BasisTrainer(GRPOTrainer):
 
     def _check_model(self, plan: Plan, checked: bool) -> None:
         """The plan's checks that need the model, unless they were made; what the model will be asked is kept."""
-        known = {**plan.kwargs, "processing_class": self._tokenizer, "tools": self.tools}
-        whole = replace(plan, reward_funcs=self.reward_funcs, kwargs=known)
+        known = {**plan.kwargs, "processing_class": self._tokenizer}
+        # Those of environments come last, and the plan has them in its episodes.
+        whole = replace(plan, reward_funcs=self.reward_funcs[: len(plan.reward_funcs)], kwargs=known)
         if not checked:
             # Before `_build_parts`, which asks the baseline's belief about the prompts.
             check_with_model(whole, self.model.config)
@@ -291,6 +295,8 @@ class BasisTrainer(GRPOTrainer):
         self._uniform = UniformRewards(args.max_uniform_batches)
         self._first = FirstRollouts(self.eos_token_ids, args.max_completion_length, boxes=reads_boxes(self.functions))
         self._drawn: list[Rollout] = []
+        # Prompts of the generation batch, where environments make them.
+        self._begun: list[Any] = []
         self._kept_rollouts = KeptRollouts(str(args.output_dir), args.keep_rollouts_mb)
         self._eval_scores = scoring.EvalScores()
         self._eval_name = ""
@@ -399,7 +405,7 @@ class BasisTrainer(GRPOTrainer):
         self._resampling: Resampling | None = None
         self._coverage: Coverage | None = None
         if self.sampler.in_dataset_order:
-            self._coverage = Coverage(ids) if ids else None
+            self._coverage = Coverage(ids) if ids and not self.draws_problems else None
             return
         assert ids is not None, "a stream is refused before the model is loaded"
         run = (self.args, self.accelerator, self._reward_range)
@@ -505,6 +511,11 @@ class BasisTrainer(GRPOTrainer):
     def _ids(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return [row_id(row, self.reads) for row in rows]
 
+    def _name_problem(self, row: dict[str, Any], prompt: Any) -> None:
+        """Put into a row the prompt that an environment has made of it, and the id by which it is still known."""
+        known = played_id(row, self.reads, prompt) if self.draws_problems else row_id(row, self.reads)
+        row |= {"prompt_id": known, "prompt": prompt}
+
     def _streamed_rows(self, streamed: StreamedBatches) -> list[dict[str, Any]]:
         """This rank's rows of the next generation batch, whose rollouts have ended. The stream gets this step's weights
         first, and then the prompts of a later batch, of which it draws rollouts while this one is trained on."""
@@ -533,8 +544,7 @@ class BasisTrainer(GRPOTrainer):
         self._served = rollouts[first : first + mine]
         rows = rows_of_rank(self.train_dataset, draw.rows.repeat_interleave(self.num_generations), self.accelerator)
         for place, (row, rollout) in enumerate(zip(rows, self._served, strict=True)):
-            # The prompt has what an environment said first, and is still the same problem.
-            row |= {"prompt_id": row_id(row, self.reads), "prompt": rollout.prompt}
+            self._name_problem(row, rollout.prompt)
             for column, value in rollout.logged.items():
                 values = self._pending_extra_logs[column]
                 values += [None] * (place - len(values)) + [value]
@@ -543,6 +553,8 @@ class BasisTrainer(GRPOTrainer):
     # Generate.
 
     def _generate(self, prompts: list[Any]) -> Any:
+        # TRL adds later turns to the prompts.
+        self._begun = [list(each) for each in prompts] if self.environment_factories is not None else []
         with self.timer.measure("generation"), reading_calls():
             if self._resampling is not None and self.model.training:
                 return self._resampling.generated(prompts, self._generation_batch, self._pending_extra_logs)
@@ -661,6 +673,8 @@ class BasisTrainer(GRPOTrainer):
         known = self._known_rewards() if self.model.training else None
         rewards = self._scores(inputs, prompts, completions, *args) if known is None else known
         self._rewards_per_func = rewards
+        for row, prompt in zip(inputs, self._begun, strict=False):
+            self._name_problem(row, prompt)
         for column in {*self._logs["extra"], *self._pending_extra_logs}:
             # A function may log in some batches only, or not for each rollout. One value per rollout keeps rows
             # together.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -101,6 +101,19 @@ def warm_start(
     """Train supervised on conversations, of which the share `tool_share` uses the calculator."""
     generator = random.Random(seed)
     texts = [encode(tokenizer, conversation(row, use_tool=generator.random() < tool_share)) for row in dataset]
+    fit(model, tokenizer, texts, steps=steps, batch_size=batch_size, learning_rate=learning_rate)
+
+
+def fit(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    texts: Sequence[tuple[list[int], list[int]]],
+    *,
+    steps: int = 400,
+    batch_size: int = 64,
+    learning_rate: float = 2e-3,
+) -> None:
+    """Train supervised on conversations as `encode` gives them."""
     width = max(len(ids) for ids, _ in texts)
     pad = tokenizer.pad_token_id
     ids = torch.tensor([row + [pad] * (width - len(row)) for row, _ in texts])
