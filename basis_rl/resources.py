@@ -6,12 +6,26 @@ within the package.
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
 from basis_rl.names import did_you_mean
 
 _PACKAGE = Path(__file__).parent
 _ROOT = _PACKAGE if (_PACKAGE / "accelerate_configs").is_dir() else _PACKAGE.parent
+# Folders of ``examples`` whose module `run` makes the model of their recipes and trains it, the first one by default.
+EXAMPLES = ("quickstart", "tools", "smollm2")
+
+
+def offer_examples(*, also_over_others: bool = False) -> None:
+    """From a wheel, let ``examples`` be imported by the name that it has in a checkout.
+
+    Args:
+        also_over_others: even if the working directory has a folder of that name.
+    """
+    if _ROOT == _PACKAGE and (also_over_others or not Path("examples").is_dir()):
+        sys.modules["examples"] = importlib.import_module("basis_rl.examples")
 
 
 def accelerate_configs() -> dict[str, Path]:

@@ -33,6 +33,8 @@ class RolloutBatch:
 
     Attributes:
         rewards: ``(N,)`` float32, weighted sum of the reward functions; NaN = could not be scored.
+        turn_rewards: ``(N, T)`` float32, the part of the reward that belongs to turns, each at its turn's last token;
+            the rest is the last token's. Only if the baseline asks, and None if no reward function has any.
         group_ids: ``(N,)`` int64, rollouts of one prompt share one id; groups may be ragged and in any order.
         prompt_ids: ``N`` stable names of the problems (`basis_rl.identity.prompt_id`), the keys into tables.
         action_mask: ``(N, T)`` bool, tokens that the policy sampled (no padding, no tool output).
@@ -58,6 +60,7 @@ class RolloutBatch:
     group_ids: Tensor = field(metadata={"shape": "N"})
     prompt_ids: list[str] = field(metadata={"shape": "N"})
     action_mask: Tensor = field(metadata={"shape": "NT"})
+    turn_rewards: Tensor | None = _signal("NT")
     energies: Tensor | None = _signal("NT")
     gradient_energies: Tensor | None = _signal("NT")
     kl: Tensor | None = _signal("NT")

@@ -53,7 +53,7 @@ def test_the_wheel_holds_the_package_and_what_is_shipped_and_nothing_else(wheel)
     assert all(name.startswith(("basis_rl/", "basis_rl-")) for name in names)
     tracked = subprocess.check_output(["git", "ls-files", "basis_rl"], cwd=ROOT, text=True).split()
     assert set(tracked) <= set(names), "every template and list of citations"
-    for folder in ("accelerate_configs/*.yaml", "examples/*/*.yaml"):
+    for folder in ("accelerate_configs/*.yaml", "examples/**/*.yaml", "examples/**/*.py"):
         assert {f"basis_rl/{path.relative_to(ROOT)}" for path in ROOT.glob(folder)} <= set(names)
 
 
@@ -77,3 +77,16 @@ def test_from_an_empty_folder_to_a_trained_model(installed, tiny_path, tmp_path)
     installed("basis-rl", "init", "paper.yaml", "--recipe", "papers/basis-qwen3-4b", cwd=tmp_path)
     installed("basis-rl", "compare", "runs/recipe", cwd=tmp_path)
     assert (tmp_path / "report" / "report.html").is_file()
+
+
+def test_every_shipped_recipe_can_be_run_after_the_quickstart_that_makes_its_model(installed, tmp_path):
+    """Beside a folder of one's own that is called examples; other recipes name models of the Hub."""
+    (tmp_path / "examples").mkdir()
+    few = ["--dataset_kwargs.size", "400", "--per_device_train_batch_size", "16", "--max_steps", "4"]
+    said = installed("basis-rl", "quickstart", "--max_warm_start_steps", "3", *few, cwd=tmp_path)
+    assert "Accuracy:" in said
+    for name in ("quickstart/history", "quickstart/grpo"):
+        assert "The recipe is in order" in installed("basis-rl", "check", name, cwd=tmp_path)
+    (tmp_path / "examples").rmdir()
+    # The reward of the third example is a function of its own.
+    assert "last_number" in installed("basis-rl", "check", "examples.smollm2.problems:last_number", cwd=tmp_path)

@@ -56,6 +56,7 @@ class Ppo(LearnedBaseline):
         ValueError: a parameter out of its range.
     """
 
+    requires = LearnedBaseline.requires | {"turn_rewards"}
     # Whitening subtracts a mean in which the own reward is.
     uses_own_reward: bool = True
     reads_kl: bool = True
@@ -156,7 +157,8 @@ class Ppo(LearnedBaseline):
         assert batch.values is not None
         counts = batch.action_mask & scorable_rows(batch)[:, None]
         values = torch.where(counts, batch.values.double(), 0.0)
-        return values, gae(batch.rewards, values, counts, batch.kl, gamma=self.gamma, lam=lam), counts
+        given = (batch.rewards, values, counts, batch.kl, batch.turn_rewards)
+        return values, gae(*given, gamma=self.gamma, lam=lam), counts
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         lam = self.lam if self.lam_alpha is None else length_adaptive_lam(self.lam_alpha, batch.action_mask)

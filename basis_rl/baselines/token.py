@@ -23,9 +23,9 @@ Form = Literal["sequence", "token"]
 class EnergyBaseline(Baseline):
     """``A_t = G_t - B_t``, ``B_t = sum_i G_t^i W_t^i / sum_i W_t^i`` over the rollouts of the group alive at action t.
 
-    ``G_t`` is the reward-to-go (the reward itself, without KL in the reward). Rows without a reward take no part. No
-    scaling. The own rollout is in the mean, as in the paper. That makes the bias larger than a group mean's: a rare
-    action has a high energy, and pulls its baseline towards its own return.
+    ``G_t`` is the reward-to-go (the reward itself, without KL in the reward and without rewards of turns). Rows without
+    a reward take no part. No scaling. The own rollout is in the mean, as in the paper. That makes the bias larger than
+    a group mean's: a rare action has a high energy, and pulls its baseline towards its own return.
 
     Metric: ``tail``, the share of action tokens (of rollouts, if values are per rollout) at which the rollout
     was the only one of its group.
@@ -58,7 +58,9 @@ class EnergyBaseline(Baseline):
         self.max_rollout_weight = max_rollout_weight
         self.token_level = "never" if self.accumulation == "total" else "always"
         needs = set() if self.length_energy else {"energies"}
-        self.requires = frozenset(needs | ({"rollout_weights"} if max_rollout_weight is not None else set()))
+        needs |= {"rollout_weights"} if max_rollout_weight is not None else set()
+        # Baselines of whole rollouts need only the sum.
+        self.requires = frozenset(needs | (set() if self.accumulation == "total" else {"turn_rewards"}))
 
     def _energies(self, batch: RolloutBatch) -> Tensor:
         """``(N, T)`` float64: energy of each action, 0 elsewhere."""
@@ -75,7 +77,8 @@ class EnergyBaseline(Baseline):
     def advantages(self, batch: RolloutBatch) -> Advantages:
         mask = batch.action_mask
         scored = ~batch.rewards.isnan()
-        returns = align(torch.nan_to_num(reward_to_go(batch.rewards, batch.kl, mask)), mask)
+        returns = reward_to_go(batch.rewards, batch.kl, mask, batch.turn_rewards)
+        returns = align(torch.nan_to_num(returns), mask)
         alive = align(mask.double(), mask).bool() & scored[:, None]
         weights = accumulate(align(self._energies(batch), mask), self.accumulation)
         # One value per rollout, from the whole return.

@@ -14,6 +14,7 @@ from basis_rl.names import did_you_mean, require_extra
 from basis_rl.recipe.words import peek
 
 COMMANDS = {
+    "quickstart": "train a small model on this CPU, from nothing, in a few minutes",
     "init": "write a commented recipe to start from, with your own model and data",
     "train": "train a model from a recipe",
     "serve": "start a vLLM server that training can generate with",
@@ -32,8 +33,6 @@ _ONE_PROCESS = {
     "eval": " For several GPUs: --backend vllm --vllm_args='--data-parallel-size N'.",
     "values": " For several GPUs start one for each, with --values_shard 0/8, 1/8, ...; or sample from vLLM servers.",
 }
-# Options of `train` that are handed to `accelerate launch`; no recipe has keys of these names.
-_LAUNCHER = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
 # Exit codes other than 0 and 2 (a message about a mistake in the input); the numbers are those of sysexits.h.
 PEER = 68
 LOST = 69
@@ -82,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE.format(commands="\n".join(f"  {name:8} {text}" for name, text in COMMANDS.items())))
+        print(USAGE.format(commands="\n".join(f"  {name:10} {text}" for name, text in COMMANDS.items())))
         return 0 if arguments else 2
     command, *rest = arguments
     if command in ("--version", "version"):
@@ -100,6 +99,7 @@ def _run(arguments: list[str]) -> int:
     if command == "train" and "accelerate_config" in peek(rest, ["accelerate_config"])[0]:
         launch_training(rest)
     check_names(command, rest)
+    resources.offer_examples(also_over_others=command == "quickstart")
     code: int = importlib.import_module(f"basis_rl.cli.{command}").main(rest)
     return code
 
@@ -143,9 +143,11 @@ def launch_command(argv: Sequence[str]) -> list[str]:
         ValueError: no such configuration, an option without its value, DeepSpeed is not installed, or this process was
             launched already.
     """
+    from basis_rl.cli.options import LAUNCHER
+
     if "LOCAL_RANK" in os.environ:
         raise ValueError("--accelerate_config starts `accelerate launch` itself: leave one of the two out.")
-    given, rest = peek(argv, ["accelerate_config", *_LAUNCHER])
+    given, rest = peek(argv, ["accelerate_config", *LAUNCHER])
     for name, value in given.items():
         if value is True:
             raise ValueError(f"--{name} needs a value.")

@@ -24,6 +24,8 @@ _TIMEOUT = 3.0
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 INIT_MODEL = "Qwen/Qwen3-0.6B"
 INIT_DATASET = "openai/gsm8k"
+# Options of `train` that are handed to `accelerate launch`; no recipe has keys of these names.
+LAUNCHER = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
 RECIPE_COMMANDS = ("train", "values", "clusters", "check", "sweep")
 # Of TRL's and transformers' keys those that most recipes set.
 _OFTEN = (
@@ -151,10 +153,19 @@ def eval_parser(add: Add) -> None:
 def check_parser(add: Add) -> None:
     """Checks everything that training checks before its first step, without loading the model's weights, and prints
     what the run would need. With module:name it checks a baseline, prompt sampler, objective or reward function of your
-    own.
+    own. It takes the options of `train` for several processes.
     """
     add("--accelerate_config", help="A configuration of accelerate: a file, or the name of a shipped one (zero3).")
-    add("--world_size", type=int, help="The number of processes. By default that of the configuration or environment.")
+    add(
+        "--num_processes",
+        "--world_size",
+        dest="world_size",
+        type=int,
+        help="The number of processes. By default that of the configuration or environment.",
+    )
+    for name in LAUNCHER[1:]:
+        # Where processes run changes nothing that is checked.
+        add(f"--{name}", help=argparse.SUPPRESS)
     add("--gpu_memory", type=float, help="The memory of a GPU in GiB. The default is that of this machine's first.")
     add("--strict", action="store_true", help="Warnings also give exit code 2.")
     add(
@@ -166,6 +177,18 @@ def check_parser(add: Add) -> None:
         "the share of groups without variance is estimated for each prompt sampler.",
     )
     add("--measure", action="store_true", help="Trains two micro-batches and says how long a step and the run take.")
+
+
+@_command
+def quickstart_parser(add: Add) -> None:
+    """Trains a small model on this CPU: makes it, trains it, and shows what has become better. Nothing is downloaded.
+
+    Other examples make the models of the recipes of their names: tools, in which a model learns to call a calculator,
+    and smollm2, a real language model, which is downloaded.
+    """
+    add("example", nargs="?", default="quickstart", help=", ".join(resources.EXAMPLES))
+    add("--output_dir", metavar="FOLDER", help="The folder of what is made; default: runs/ and the example's name.")
+    add("--KEY", metavar="VALUE", help="Any key of the example's recipe.")
 
 
 @_command

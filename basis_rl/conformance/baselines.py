@@ -73,7 +73,7 @@ def example_batch(
         rewards[0] = rewards[n // 2] = torch.nan
         mask[-1] = False
     ids = [prompt_ids[g] for g in group_ids.tolist()]
-    tokens = ("energies", "gradient_energies", "rollout_weights", "values", "log_probs")
+    tokens = ("turn_rewards", "energies", "gradient_energies", "rollout_weights", "values", "log_probs")
     optional: dict[str, Any] = {name: torch.rand((n, t), generator=generator) * mask for name in tokens}
     optional["log_probs"] = -optional["log_probs"]
     optional["reward_parts"] = _parts(rewards)
@@ -417,6 +417,23 @@ class _Promises:
         penalised = _advantages(baseline, replace(batch, kl=kl), "with KL in the reward").values
         message = "says reads_kl = True, but a KL penalty in the reward does not change its advantages"
         require(not close(penalised, zero, _TOLERANCE), message)
+
+    def turn_rewards(self) -> None:
+        """It gives each turn its own reward, where there is one, or does not ask for them."""
+        batch = self._scored
+        given = torch.nan_to_num(batch.rewards)[:, None] * batch.action_mask
+        is_last = batch.action_mask.long().cumsum(dim=1) == batch.action_mask.sum(dim=1, keepdim=True)
+        is_first = batch.action_mask.long().cumsum(dim=1) == 1
+        whole, late, early = (
+            _advantages(self._baseline, replace(batch, turn_rewards=rewards))
+            for rewards in (None, given * is_last, given * is_first)
+        )
+        sums = _same(whole, late) and _same(whole, early)
+        if "turn_rewards" not in self._baseline.requires:
+            require(sums, "reads `turn_rewards`, which it does not require")
+            return
+        require(not sums, "requires `turn_rewards`, but does not use them")
+        require(_same(whole, late), "gives other advantages if the whole reward is said to be that of the last turn")
 
     def loss_of_rows(self) -> None:
         baseline = self._baseline

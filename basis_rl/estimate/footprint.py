@@ -51,7 +51,7 @@ def read_launch(path: str | None = None, world_size: int | None = None) -> Launc
         except Exception as error:
             raise ValueError(f"--accelerate_config: '{path}' is not an accelerate configuration: {error}") from error
     if world_size is not None and world_size < 1:
-        raise ValueError(f"--world_size must be at least 1, got {world_size}.")
+        raise ValueError(f"--num_processes must be at least 1, got {world_size}.")
     return dataclasses.replace(launch, world=world_size or max(1, launch.world))
 
 

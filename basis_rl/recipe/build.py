@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
+from basis_rl import resources
 from basis_rl.baselines import Baseline, build_baseline
 from basis_rl.data import load_prompts
 from basis_rl.data.prompts import load_tasks
@@ -122,7 +123,10 @@ def load_by_name(name: str, revision: str | None, trust_remote_code: bool) -> tu
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", truncation_side="left", **options)
     except (OSError, ValueError) as error:
         where = "" if Path(name).is_dir() else " (there is no such folder; taken for a Hub id)"
-        raise ValueError(f"model_name_or_path: '{name}' could not be loaded{where}: {str(error)[:300]}") from error
+        makes = [each for each in resources.EXAMPLES if name.startswith(f"runs/{each}/") and where]
+        way_out = "".join(f" `basis-rl quickstart {each}` makes it." for each in makes)
+        why = f"{where}: {str(error)[:300]}{way_out}"
+        raise ValueError(f"model_name_or_path: '{name}' could not be loaded{why}") from error
     weights = [*Path(name).glob("*.safetensors"), *Path(name).glob("*.bin")]
     if Path(name).is_dir() and not weights:
         raise ValueError(f"model_name_or_path: the folder '{name}' holds no weights (*.safetensors, *.bin).")

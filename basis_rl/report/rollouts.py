@@ -161,6 +161,7 @@ def page(rows: Sequence[Row], title: str) -> str:
             {
                 "step": row["step"],
                 "reward": "" if row["reward"] is None else row["reward"],
+                "advantage": row["advantage"] or 0.0,
                 "facts": facts(row),
                 "verdict": _verdict(row),
                 "pair": (_line(row.get("gold"), _WIDTH), _line(row["extra"].get("answer"), _WIDTH)),

@@ -126,10 +126,11 @@ def final_table(comparison: Comparison) -> Table:
         columns.append(_Column("rollouts of the value table", price, _WHOLE, compared=False))
     rows = []
     for index, group in enumerate(groups):
-        lead = [group.label, setting_text(group.runs[0].settings.get("num_generations")), str(len(group.runs))]
-        rows.append(Row([*lead, *_cells(group, columns)], index))
+        # Results come first: a phone shows the first two columns.
+        last = [setting_text(group.runs[0].settings.get("num_generations")), str(len(group.runs))]
+        rows.append(Row([group.label, *_cells(group, columns), *last], index))
         if group is not comparison.reference:
-            rows.append(_differences(group, comparison.reference, columns, len(lead)))
+            rows.append(_differences(group, comparison.reference, columns, len(last)))
     caption = (
         f"Every run is taken at {budget:,.0f} rollouts. The reward is the mean over the last tenth of them, an "
         "evaluation the last one within the budget; benchmarks are of the final model. ± is the standard deviation "
@@ -137,7 +138,7 @@ def final_table(comparison: Comparison) -> Table:
         "if the seeds are the same), and bold if the interval excludes 0. One seed gives no interval."
     )
     titles = (column.title for column in columns)
-    return Table("At the same number of rollouts", ["setting", "G", "runs", *titles], rows, caption)
+    return Table("At the same number of rollouts", ["setting", *titles, "G", "runs"], rows, caption)
 
 
 def cost_table(comparison: Comparison) -> Table:
@@ -145,14 +146,14 @@ def cost_table(comparison: Comparison) -> Table:
     budget = comparison.budget
     target = reference_reward(comparison)
     unit, scale = time_unit(comparison)
-    titles = ["setting", "runs that reach it", f"time ({unit})", "rollouts", "with the whole table", "with its share"]
+    titles = ["setting", "rollouts", "with the whole table", "with its share", f"time ({unit})", "runs that reach it"]
     rows = []
     for index, group in enumerate(comparison.groups):
         reached = {run.path: rollouts_to(run, target, budget) for run in group.runs}
         found = over_seeds(list(reached.values()))
         time = over_seeds([run.spent("seconds", reached[run.path]) / scale for run in group.runs])
         shown = [_WHOLE(found.mean + extra) if found.n else NONE for extra in (0.0, *table_price(group, comparison))]
-        rows.append(Row([group.label, f"{found.n} of {len(group.runs)}", with_spread(time, _TENTH), *shown], index))
+        rows.append(Row([group.label, *shown, with_spread(time, _TENTH), f"{found.n} of {len(group.runs)}"], index))
     caption = (
         f"Rollouts until the reward (mean over a window of a tenth of the budget) reaches {target:.3f}, the final "
         f"reward of '{comparison.reference.label}'; mean over the runs that reach it. A value table is sampled once, "
@@ -234,8 +235,8 @@ def with_spread(found: Estimate, show: Show) -> str:
     return show(found.mean) + (f" ± {show(found.spread)}" if found.spread else "")
 
 
-def _differences(group: Group, reference: Group, columns: Sequence[_Column], lead: int) -> Row:
-    row = Row([f"Δ vs {reference.label}", *[""] * (lead - 1)])
+def _differences(group: Group, reference: Group, columns: Sequence[_Column], empty: int) -> Row:
+    row = Row([f"Δ vs {reference.label}"])
     for column in columns:
         sides = [[column.value(run) for run in side.runs] for side in (group, reference)]
         found = compare.difference(group, sides[0], reference, sides[1])
@@ -243,6 +244,7 @@ def _differences(group: Group, reference: Group, columns: Sequence[_Column], lea
         if shown and found.excludes_zero:
             row.strong.add(len(row.cells))
         row.cells.append(signed(found.mean, column.show) + interval(found, column.show) if shown else "")
+    row.cells.extend([""] * empty)
     return row
 
 

@@ -72,7 +72,10 @@ def failure(name: str, error: BaseException) -> str:
 
 
 def scores_of(returned: Any, size: int) -> list[float]:
-    """What a reward function returned as `size` finite float32 numbers; NaN where it returned None."""
+    """What a reward function returned as `size` finite float32 numbers; NaN where it returned None.
+
+    The reward of a rollout that has a list of numbers, one for each turn, is their sum.
+    """
     listed = isinstance(returned, Sequence) and not isinstance(returned, str | bytes)
     flat = listed or getattr(returned, "ndim", None) == 1
     if not flat:
@@ -82,15 +85,40 @@ def scores_of(returned: Any, size: int) -> list[float]:
         raise WrongScores(f"returned {len(values)} rewards for {size} rollouts")
     scores = []
     for row, value in enumerate(values):
+        by_turn = value if _is_by_turn(value) else [math.nan if value is None else value]
         try:
-            score = math.nan if value is None else _number(value)
+            numbers = [_number(each) for each in by_turn]
         except (TypeError, ValueError, OverflowError, RuntimeError):
             shown = repr(value)[:100]
-            raise WrongScores(f"returned {shown} for row {row}, which is neither a number nor None") from None
-        if abs(score) > _LARGEST:
-            raise WrongScores(f"returned {score:g} for row {row}, which is infinite as the float32 that rewards are")
+            raise WrongScores(
+                f"returned {shown} for row {row}, which is neither a number, nor None, nor a list of numbers (one for "
+                "each turn)"
+            ) from None
+        score = float(sum(numbers))
+        for number in (*numbers, score):
+            if abs(number) > _LARGEST:
+                message = f"returned {number:g} for row {row}, which is infinite as the float32 that rewards are"
+                raise WrongScores(message)
         scores.append(score)
     return scores
+
+
+def turn_rewards_of(returned: Sequence[Any], scores: Sequence[float]) -> list[list[float]]:
+    """The rewards of each rollout's turns, as a reward function returned them; empty where it gave one number or none.
+
+    Args:
+        returned: by the function.
+        scores: what `scores_of` made of it.
+    """
+    found = []
+    for value, score in zip(returned, scores, strict=True):
+        is_known = _is_by_turn(value) and not math.isnan(score)
+        found.append([_number(each) for each in value] if is_known else [])
+    return found
+
+
+def _is_by_turn(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
 
 
 def _number(value: Any) -> float:

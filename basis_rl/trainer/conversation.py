@@ -31,6 +31,7 @@ class StreamedRollout:
         completion: messages, or the text.
         calls, failed_calls: of tools.
         rewards: one for each reward function, NaN where there is none.
+        turn_rewards: of each reward function, the rewards of turns; empty where it gives none.
         logged: what reward functions have logged of it: columns of the table of rollouts.
         failure: why it could not be scored; empty if it was.
     """
@@ -45,6 +46,7 @@ class StreamedRollout:
     calls: int = 0
     failed_calls: int = 0
     rewards: list[float] = field(default_factory=list)
+    turn_rewards: list[list[float]] = field(default_factory=list)
     logged: dict[str, Any] = field(default_factory=dict)
     failure: str = ""
 
@@ -157,6 +159,7 @@ class Conversation:
             methods = tool_methods(environment)
             hidden = {"environment"} if self._multi_environment else set()
             said = environment.reset(**{key: value for key, value in self._row.items() if key not in hidden})
+            turns.count_turn(self.environments, is_first=True)
             prompt = with_said(prompt, said)
         tools = {tool.__name__: tool for tool in [*self._standalone_tools, *methods]}
         later = {name: tool for name, tool in tools.items() if inspect.iscoroutinefunction(tool)}
@@ -170,6 +173,8 @@ class Conversation:
         """In TRL's place: the next turn of this conversation, as long as there is room for it."""
         if not self.steps:
             self._longest = len(prompt_ids[0]) + self.max_completion_length
+        else:
+            turns.count_turn(self.environments)
         most = self._longest - len(prompt_ids[0])
         if most < 1:
             return [[]], [[]]

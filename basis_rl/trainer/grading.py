@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from basis_rl.rewards.call import failure, scores_of
+from basis_rl.rewards.call import failure, scores_of, turn_rewards_of
 from basis_rl.run.errors import RewardFailed
 from basis_rl.trainer.conversation import StreamedRollout
 
@@ -25,7 +25,7 @@ class Entry:
 
     Attributes:
         row: of the dataset.
-        rollouts: G of them; their `rewards` and `logged` are filled in.
+        rollouts: G of them; their `rewards`, `turn_rewards` and `logged` are filled in.
         environments: of each rollout; None without environments.
         outcome: whether all functions have scored it, or why they have not; False if it was given up, None while there
             is none.
@@ -84,6 +84,7 @@ class Grader:
         """
         for rollout in entry.rollouts:
             rollout.rewards = [math.nan] * len(self._functions)
+            rollout.turn_rewards = [[] for _ in self._functions]
         for index in self._alone:
             self._score(index, [entry])
         with self._changing:
@@ -159,11 +160,13 @@ class Grader:
             if _is_coroutine(function):
                 returned = asyncio.run_coroutine_threadsafe(returned, self._loop()).result()
             scores = scores_of(returned, len(rollouts))
+            by_turn = turn_rewards_of(returned, scores)
         # Also what ends a process, or cancels a coroutine: others wait for this call.
         except BaseException as error:
             raise RewardFailed(f"{failure(name, error)}.") from error
         for place, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
             rollout.rewards[index] = score
+            rollout.turn_rewards[index] = by_turn[place]
             rollout.logged |= {key: values[place] for key, values in columns.items() if place < len(values)}
 
     def _noted(self, name: str, value: float) -> None:

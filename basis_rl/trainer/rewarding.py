@@ -13,7 +13,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from basis_rl.rewards.call import failure, scores_of
+from basis_rl.rewards.call import failure, scores_of, turn_rewards_of
 from basis_rl.run.errors import RewardFailed
 
 _WARN_AFTER = 10
@@ -29,21 +29,33 @@ class RewardGuard:
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
         self._failures: list[tuple[str, BaseException | None]] = []
+        # Of the last call of each function: its rollouts' rewards by turn, empty where it gave none.
+        self._by_turn: list[list[list[float]]] = []
 
     def guarded(self, functions: Sequence[Any], names: Sequence[str]) -> list[Any]:
         """The functions as TRL is to call them; modules (reward models) are left as they are."""
+        self._by_turn = [[] for _ in functions]
         return [
-            function if isinstance(function, nn.Module) else self._guarded(name, function)
-            for name, function in zip(names, functions, strict=True)
+            function if isinstance(function, nn.Module) else self._guarded(index, name, function)
+            for index, (name, function) in enumerate(zip(names, functions, strict=True))
         ]
 
-    def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def turn_rewards(self, size: int) -> list[list[list[float]]]:
+        """Of each of the `size` rollouts that were scored last, F lists: by function the rewards of its turns."""
+        return [list(row) for row in zip(*(each or [[]] * size for each in self._by_turn), strict=True)]
+
+    def _read(self, index: int, returned: Any, size: int) -> list[float]:
+        scores = scores_of(returned, size)
+        self._by_turn[index] = turn_rewards_of(returned, scores)
+        return scores
+
+    def _guarded(self, index: int, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         called = function if inspect.isroutine(function) else type(function).__call__
         if inspect.iscoroutinefunction(called):
 
             async def later(**given: Any) -> list[float]:
                 try:
-                    return scores_of(await function(**given), len(given["completions"]))
+                    return self._read(index, await function(**given), len(given["completions"]))
                 except Exception as error:
                     return self._failed(name, error, len(given["completions"]))
 
@@ -51,7 +63,7 @@ class RewardGuard:
 
         def now(**given: Any) -> list[float]:
             try:
-                return scores_of(function(**given), len(given["completions"]))
+                return self._read(index, function(**given), len(given["completions"]))
             except Exception as error:
                 return self._failed(name, error, len(given["completions"]))
 

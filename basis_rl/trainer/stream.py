@@ -390,7 +390,8 @@ class Stream:
     def _without_rewards(self, group: Group) -> None:
         """Its rollouts have no rewards. Copies take their place, since a function that returns late fills in theirs."""
         late = f"grading took more than {self.pace.seconds:g} s"
-        none: dict[str, Any] = {"rewards": [math.nan] * len(self._trainer.reward_func_names), "logged": {}}
+        none: dict[str, Any] = {"rewards": [math.nan] * len(self._trainer.reward_func_names)}
+        none |= {"turn_rewards": [], "logged": {}}
         group.rollouts = [replace(each, **none, failure=each.failure or late) for each in group.rollouts if each]
 
     def _chosen(self, step: int, offset: int) -> list[Group] | None:

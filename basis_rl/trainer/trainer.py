@@ -21,6 +21,8 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from inspect import signature
+from itertools import zip_longest
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ from basis_rl.data.prompts import IMAGES
 from basis_rl.engine.local import StopStrings, declared_ends, generating_by
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
+from basis_rl.functional.gae import at_turn_ends
 from basis_rl.functional.objectives import kl_estimate
 from basis_rl.identity import played_id, row_id
 from basis_rl.names import refuse_unknown, require_extra
@@ -106,7 +109,7 @@ from basis_rl.trainer.scoring_check import Precision, agreed, check_positions, p
 from basis_rl.trainer.selection import Coverage, EpochIndices, Resampling, Selection, rows_of_rank
 from basis_rl.trainer.step_time import StepTimer, padding_metrics
 from basis_rl.trainer.stream import Pace, Stream, StreamedBatches
-from basis_rl.trainer.turns import Turns, reading_calls
+from basis_rl.trainer.turns import Turns, count_turn, reading_calls
 from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values.provenance import fingerprint, weights_fingerprint
 
@@ -285,6 +288,8 @@ class BasisTrainer(GRPOTrainer):
         # Of the generation batch at hand, what a stream has brought: this rank's rollouts, and rewards of all ranks.
         self._served: list[StreamedRollout] | None = None
         self._served_rewards: Tensor | None = None
+        # Of this rank's rollouts, by function; empty for a batch that was resampled, whose turns have only their sums.
+        self._turn_rewards: list[list[list[float]]] = []
 
     def _build_scoring(self) -> None:
         args = self.args
@@ -542,6 +547,7 @@ class BasisTrainer(GRPOTrainer):
         mine = len(rollouts) // self.accelerator.num_processes
         first = self.accelerator.process_index * mine
         self._served = rollouts[first : first + mine]
+        self._turn_rewards = [each.turn_rewards for each in self._served]
         rows = rows_of_rank(self.train_dataset, draw.rows.repeat_interleave(self.num_generations), self.accelerator)
         for place, (row, rollout) in enumerate(zip(rows, self._served, strict=True)):
             self._name_problem(row, rollout.prompt)
@@ -580,6 +586,8 @@ class BasisTrainer(GRPOTrainer):
     def _generate_single_turn(self, prompt_ids: Any, images: Any, fields: Any, *args: Any, **kwargs: Any) -> Any:
         if self._served is not None and self.model.training:
             return [each.completion_ids for each in self._served], [each.log_probs for each in self._served]
+        if self.turns.running:
+            count_turn(self.environments)
         # Turns after the first one run in step with all ranks. With images there is one rank (`check_tools`).
         if self.turns.running and not (images or fields):
             result: Any = self.turns.turn(prompt_ids)
@@ -610,6 +618,7 @@ class BasisTrainer(GRPOTrainer):
             given = ([each.completion for each in served], [each.completion_ids for each in served])
             counts = (sum(each.calls for each in served), sum(each.failed_calls for each in served))
             return masks, *given, [each.log_probs for each in served], *counts, [[] for _ in served]
+        count_turn(self.environments, is_first=True)
         return self.turns.loop(super()._tool_call_loop, self._sampled_turn, prompts, prompt_ids, *args)
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
@@ -672,6 +681,8 @@ class BasisTrainer(GRPOTrainer):
         # A batch that was resampled has its rewards already.
         known = self._known_rewards() if self.model.training else None
         rewards = self._scores(inputs, prompts, completions, *args) if known is None else known
+        if known is None and self.model.training:
+            self._turn_rewards = self._guard.turn_rewards(len(prompts))
         self._rewards_per_func = rewards
         for row, prompt in zip(inputs, self._begun, strict=False):
             self._name_problem(row, prompt)
@@ -774,6 +785,17 @@ class BasisTrainer(GRPOTrainer):
         if self.args.beta != 0.0 and self.args.kl_placement == "reward":
             wanted.add("kl")
         return {name: compute(self, inputs, output) for name, compute in SIGNALS.items() if name in wanted}
+
+    def _rewards_of_turns(self, output: dict[str, Any]) -> Tensor | None:
+        """``(B, T)`` the part of the rewards that belongs to turns, weighted as they are; None if there is none."""
+        if not any(gather_object([any(map(any, self._turn_rewards))])):
+            return None
+        weights = self.reward_weights.tolist()
+        totals = [
+            [sum(map(mul, weights, turn)) for turn in zip_longest(*by_function, fillvalue=0.0)]
+            for by_function in self._turn_rewards
+        ]
+        return at_turn_ends(totals, action_mask(output))
 
     def _kl_in_reward(self, output: dict[str, Any]) -> Tensor:
         """``(B, T)`` penalty of each token, ``beta * KL(pi_old || pi_ref)`` (REINFORCE++ Eq. 4); logs ``kl``."""
@@ -1410,6 +1432,7 @@ class BasisTrainer(GRPOTrainer):
 # the order is the same on every rank. A signal of shape (N, T) (`basis_rl.types.SIGNALS`) is this rank's part, any
 # other one the whole.
 SIGNALS: dict[str, Callable[[BasisTrainer, list[dict[str, Any]], dict[str, Any]], Any]] = {
+    "turn_rewards": lambda run, rows, output: run._rewards_of_turns(output),
     "energies": lambda run, rows, output: run._energies and run._energies.take(output, run._old_log_probs),
     "rollout_weights": lambda run, rows, output: scoring.rollout_weights(output),
     "values": lambda run, rows, output: (

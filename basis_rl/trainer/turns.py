@@ -136,6 +136,16 @@ class Turns:
         output["num_items_in_batch"] = self.accelerator.gather(tokens).sum()
 
 
+def count_turn(environments: Sequence[Any] | None, is_first: bool = False) -> None:
+    """Tell environments with an attribute ``turn_index`` which turn of the model the next calls come from: 0, 1, ...
+
+    They see calls, not turns: a turn may have several, or one that never reaches them.
+    """
+    for environment in environments or []:
+        if hasattr(environment, "turn_index"):
+            environment.turn_index = 0 if is_first else environment.turn_index + 1
+
+
 def settled_answers(tool_messages: list[dict[str, Any]], special: Sequence[str]) -> int:
     """Wait for the answers of a turn, all of whose calls have been begun, and make them harmless, in place; returns how
     many failed."""

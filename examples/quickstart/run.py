@@ -1,6 +1,6 @@
 """One rollout per prompt beside groups of eight, on a laptop: warm start, two trainings, their accuracy in a table.
 
-    python -m examples.quickstart.run [--seed 0] [--output_dir runs/quickstart] [--max_warm_start_steps N] [--KEY VALUE]
+    basis-rl quickstart [--seed 0] [--output_dir runs/quickstart] [--max_warm_start_steps N] [--KEY VALUE]
 
 For a larger model you run `basis-rl train` yourself; this script only makes a model and runs the commands in order.
 """
@@ -14,6 +14,7 @@ import platform
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,12 @@ OF_THE_FIRST = ("--baseline", "--prompt_sampler", "--num_generations")
 HEAD_DIM = 32
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output_dir", type=Path, default=OUTPUT)
     parser.add_argument("--max_warm_start_steps", type=int, default=3000, help="use fewer to try all phases (3000)")
-    options, overrides = parser.parse_known_args()
+    options, overrides = parser.parse_known_args(argv)
     summary = run(options.seed, options.output_dir, overrides, options.max_warm_start_steps)
     print("\n".join(["", *table(summary), "", *next_steps(options.output_dir)]))
 
@@ -100,10 +101,10 @@ def table(summary: dict[str, Any]) -> list[str]:
 
 
 def next_steps(output: Path) -> list[str]:
-    """Commands that go on from here, as they are typed in the folder of the repository."""
+    """Commands that go on from here, as they are typed in the working directory."""
     command = str(Path(sys.executable).with_name("basis-rl"))
     command = command.removeprefix(f"{Path.cwd()}/")
-    basis = f"{(HERE / 'basis.yaml').relative_to(HERE.parents[1])}"
+    basis = "quickstart/basis"
     if output != OUTPUT:
         model, values, trained = (shlex.quote(str(output / name)) for name in ("warm_start", "values", "basis"))
         basis += f" --model_name_or_path {model} --baseline_kwargs.values {values} --output_dir {trained}"

@@ -1,6 +1,6 @@
 """A real language model learns arithmetic on a CPU: SmolLM2-135M-Instruct, one rollout per prompt, no value table.
 
-    python -m examples.smollm2.run [--output_dir runs/smollm2] [--KEY VALUE]
+    basis-rl quickstart smollm2 [--output_dir runs/smollm2] [--KEY VALUE]
 
 KEY is any key of the recipe. The same command goes on where an earlier call was stopped.
 """
@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,10 @@ BATCH = 50
 SHOWN = 3
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/smollm2"))
-    options, overrides = parser.parse_known_args()
+    options, overrides = parser.parse_known_args(argv)
     run(options.output_dir, overrides)
 
 

@@ -1,6 +1,6 @@
 """A model learns to use a tool: warm start, training with a calculator, accuracy and calls before and after.
 
-python -m examples.tools.run [--seed 0] [--output_dir runs/tools] [--tool_share 0.3] [--KEY VALUE]
+basis-rl quickstart tools [--seed 0] [--output_dir runs/tools] [--tool_share 0.3] [--KEY VALUE]
 
 KEY is any key of the recipe.
 """
@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,14 @@ EVALUATE = ["--eval_strategy", "steps", "--eval_steps", "1", "--per_device_eval_
 EVALUATE += ["--num_generations_eval", "1"]
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/tools"))
     parser.add_argument(
         "--tool_share", type=float, default=0.3, help="share of the warm start's solutions that use the tool (0.3)"
     )
-    options, overrides = parser.parse_known_args()
+    options, overrides = parser.parse_known_args(argv)
     print(json.dumps(run(options.seed, options.output_dir, overrides, tool_share=options.tool_share), indent=2))
 
 

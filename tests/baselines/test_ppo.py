@@ -23,7 +23,8 @@ def batch_and_mask(**changes):
 def test_advantages_are_gae_and_the_baseline_is_the_value(gamma, lam):
     batch, counts = batch_and_mask()
     result = Ppo(gamma=gamma, lam=lam, whiten_advantages=False).advantages(batch)
-    expected = gae(batch.rewards, batch.values, batch.action_mask, batch.kl, gamma=gamma, lam=lam)
+    given = (batch.rewards, batch.values, batch.action_mask, batch.kl, batch.turn_rewards)
+    expected = gae(*given, gamma=gamma, lam=lam)
     torch.testing.assert_close(result.values, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(result.baseline[counts], batch.values.double()[counts])
 
@@ -42,7 +43,8 @@ def test_targets_have_a_lambda_of_their_own(lam, critic_lam, used):
     """A module that predicts the targets has no loss and no gradient; those are the estimates plus the old values."""
     batch, counts = batch_and_mask()
     baseline = Ppo(lam=lam, critic_lam=critic_lam, cliprange_value=None)
-    targets = gae(batch.rewards, batch.values, batch.action_mask, batch.kl, gamma=1.0, lam=used) + batch.values
+    given = (batch.rewards, batch.values, batch.action_mask, batch.kl, batch.turn_rewards)
+    targets = gae(*given, gamma=1.0, lam=used) + batch.values
     predicted = targets.float().requires_grad_()
     loss = baseline.loss(predicted, batch)
     (gradient,) = torch.autograd.grad((loss.per_token * loss.counts).sum(), predicted)
@@ -56,7 +58,7 @@ def test_explained_variance_is_of_the_return_not_of_the_targets():
     batch, counts = batch_and_mask(kl=None)
     useless = type(batch)(**{**vars(batch), "values": torch.rand(batch.values.shape) * 10})
     found = Ppo(lam=0.0).advantages(useless).metrics["explained_variance"]
-    returns = reward_to_go(batch.rewards, None, batch.action_mask)[counts]
+    returns = reward_to_go(batch.rewards, None, batch.action_mask, batch.turn_rewards)[counts]
     errors = returns - useless.values.double()[counts]
     assert found == pytest.approx(1.0 - float(errors.var(correction=0) / returns.var(correction=0)))
 

@@ -26,7 +26,7 @@ def with_tool_output(batch, seed, garbage):
     for row, actions in zip(mask, batch.action_mask.sum(dim=1).tolist(), strict=True):
         row[torch.randperm(30, generator=generator)[:actions]] = True
     fields = {}
-    for name in ("energies", "gradient_energies", "kl", "rollout_weights", "values", "log_probs"):
+    for name in ("turn_rewards", "energies", "gradient_energies", "kl", "rollout_weights", "values", "log_probs"):
         if getattr(batch, name) is not None:
             fields[name] = torch.full(mask.shape, garbage)
             fields[name][mask] = getattr(batch, name)[batch.action_mask]

@@ -83,7 +83,8 @@ def test_where_the_answer_is_read_is_said(check):
 def test_arithmetic_is_that_of_the_launch(config, check):
     path = ROOT / "accelerate_configs" / f"{config}.yaml"
     processes = yaml.safe_load(path.read_text())["num_processes"]
-    _, said, _, _ = check("--accelerate_config", str(path), "--world_size", "2", per_device_train_batch_size=3)
+    launched = ["--accelerate_config", str(path), "--num_processes", "2", "--main_process_port", "29511"]
+    _, said, _, _ = check(*launched, per_device_train_batch_size=3)
     assert "12 prompts x 1 rollouts = 12 rollouts on 2 process(es), used for 2 optimizer step(s) of 6" in said
     assert read_launch(str(path)).world == processes
 

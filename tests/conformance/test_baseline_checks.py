@@ -271,6 +271,21 @@ def test_what_is_broken_is_told(broken, message):
         (returning(metrics=lambda f, b: {"mean": float(b.rewards.mean())}), r"metrics .* finite numbers: \['mean'\]"),
         (returning(metrics=lambda found, batch: None), "returns metrics that are a NoneType, not a dict$"),
         (returning(values=lambda found, _: found.values.clone().requires_grad_()), "values that require a gradient"),
+        (
+            but(Rloo, requires=frozenset({"turn_rewards"})),
+            "- turn_rewards: requires `turn_rewards`, but does not use them$",
+        ),
+        (
+            returning(values=lambda found, batch: found.values * (1.0 + (batch.turn_rewards is not None))),
+            "- turn_rewards: reads `turn_rewards`, which it does not require$",
+        ),
+        (
+            but(
+                values_but(lambda values, batch: values * (1.0 if batch.turn_rewards is None else 2.0)),
+                requires=frozenset({"turn_rewards"}),
+            ),
+            "- turn_rewards: gives other advantages if the whole reward is said to be that of the last turn$",
+        ),
         (but(Rloo, min_group_size=0), "- declarations: says min_group_size = 0, not a whole number of at least 1$"),
         (but(Rloo, token_level="sometimes"), "- declarations: .* 'sometimes', not one of never, with_kl"),
         (but(Rloo, requires=frozenset({"hidden_states"})), r"requires \['hidden_states'\]; a batch can have"),
@@ -378,7 +393,7 @@ def test_what_conforms_does_so_in_every_form():
         raise RuntimeError("not loaded")
 
     passed = check_baseline(TokenValues)
-    assert len(passed) == 19
+    assert len(passed) == 20
     kinds = (WithState, WithState(), but(Rloo, values=property(unreadable)), Locked, functools.partial(needs, 1.0))
     assert all(check_baseline(kind) == passed for kind in kinds)
 

@@ -1,8 +1,12 @@
 """Rollouts as they are shown: those that were asked for, and harmless whatever they say."""
 
+import json
 import random
 import re
+import shutil
+import subprocess
 from collections import Counter, defaultdict
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -127,6 +131,44 @@ def judged():
     ]  # fmt: skip
 
 
+ORDER = """
+const articles = ROWS.map(dataset => ({dataset, querySelector: () => ({textContent: ""})}));
+let shown = articles.map(a => a.dataset.at);
+const listeners = {}, boxes = {};
+const box = id => boxes[id] ??= {
+  value: "", append: (...all) => { shown = all.map(a => a.dataset.at); },
+  addEventListener: (kind, act) => { listeners[id + kind] = act; },
+};
+globalThis.document = {
+  getElementById: box, querySelectorAll: () => articles, querySelector: () => box("form"),
+};
+SCRIPT
+const found = [];
+for (const order of ["advantage", ""]) { box("order").value = order; listeners.orderchange(); found.push(shown); }
+console.log(JSON.stringify(found));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node, which runs the page's script")
+def test_the_page_puts_the_largest_advantages_first_and_back():
+    rows = [{"step": 1, **row(advantage=value)} for value in (0.1, -2.0, None, 0.5, 0.5)]
+    html = page(rows, "t")
+    data = [each for tag, each in Tags(html).found if tag == "article"]
+    given = [{"at": at, "advantage": each["data-advantage"]} for at, each in enumerate(data)]
+    (script,) = re.findall(r"<script[^>]*>(.*?)</script>", html, re.DOTALL)
+    code = ORDER.replace("SCRIPT", script.replace("const box", "const own")).replace("ROWS", json.dumps(given))
+    done = subprocess.run(["node", "-e", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [[1, 3, 4, 0, 2], [0, 1, 2, 3, 4]]
+
+
+def test_the_gold_stands_beside_every_answer():
+    rows = [{"step": 1, **each} for each in judged()]
+    html = page(rows, "t")
+    pairs = re.findall(r'class="pair"><span>Answer <code>(.*?)</code></span><span>Gold <code>(.*?)</code>', html)
+    assert [tuple(map(unescape, pair)) for pair in pairs] == [(each["extra"]["answer"], each["gold"]) for each in rows]
+    assert 'class="pair"' not in page([{"step": 1, **row(gold=None)}], "t"), "nothing is known"
+
+
 def test_counts_and_examples_of_the_summary_are_those_of_the_rollouts():
     rows = [{"step": 1, **each} for each in judged()]
     counts = Counter(each["extra"]["verdict"] for each in rows)
@@ -136,7 +178,8 @@ def test_counts_and_examples_of_the_summary_are_those_of_the_rollouts():
     assert table.counts == counts
     shown = Counter(attributes["data-verdict"] for tag, attributes in Tags(html).found if tag == "article")
     assert shown == {**counts, "": len(rows) - counts.total()}
-    offered = [attributes["value"] for tag, attributes in Tags(html).found if tag == "option"]
+    datalist = html.partition("<datalist")[2].partition("</datalist>")[0]
+    offered = [attributes["value"] for tag, attributes in Tags(datalist).found if tag == "option"]
     assert sorted(offered) == sorted(counts)
     for verdict, examples in table.examples.items():
         pairs = {(each["gold"], each["extra"]["answer"]) for each in rows if each["extra"]["verdict"] == verdict}

@@ -94,4 +94,4 @@ def trainer(folder, baseline: str, tools=(calculator,), cls=Kept, model=None, **
         model = f"{folder}-model"
         save(tiny_model(tok), tok, model)
     own = {"model": str(model), "reward_funcs": last_turn, "processing_class": tok, "tools": list(tools)}
-    return tiny_trainer(folder, baseline, cls, **own, **{**multi, **drawn, **settings})
+    return tiny_trainer(folder, baseline, cls, **{**own, **multi, **drawn, **settings})

@@ -8,9 +8,10 @@ import torch
 from accelerate import Accelerator
 
 from basis_rl import types
-from basis_rl.trainer import trainer
+from basis_rl.trainer import BasisTrainer, trainer
 from basis_rl.trainer.gather import gather_batch, local_rows
 from basis_rl.trainer.rewarding import total_rewards
+from tests.support.ranks import Ranks
 
 IDS = [f"id {i // 2}" for i in range(4)]
 MASK = torch.tensor([[1, 1, 1], [1, 0, 1], [1, 0, 0], [0, 0, 0]])
@@ -60,6 +61,25 @@ def test_a_batch_has_all_that_was_given_and_nothing_outside_the_mask(with_texts)
     assert batch.reward_weights.tolist() == [1.0, 2.0]
     assert batch.greedy_rewards.tolist() == [0.5, 0.5, 1.0, 1.0]
     assert batch.step == 5
+
+
+def test_rewards_of_turns_come_with_their_rows_from_every_rank(monkeypatch):
+    """Also from one where no function has given any; with the weights of the functions."""
+    ranks = Ranks(2)
+    monkeypatch.setattr(trainer, "gather_object", ranks.gather_object)
+    masks = [torch.tensor([[1, 1, 0, 1, 1], [1, 0, 1, 0, 1]]), torch.tensor([[1, 1, 1], [0, 0, 0]])]
+    # Of each rollout, two functions' lists.
+    given = [[[[1.0, 2.0], [0.5]], [[], [1.0, 0.0, 4.0, 3.0]]], [[[], []], [[], []]]]
+
+    def on(rank, rewards):
+        run = SimpleNamespace(_turn_rewards=rewards, reward_weights=torch.tensor([1.0, 10.0]))
+        return BasisTrainer._rewards_of_turns(run, {"completion_mask": masks[rank]})
+
+    found = ranks.run(lambda rank: on(rank, given[rank]))
+    assert found[0].tolist() == [[0.0, 6.0, 0.0, 0.0, 2.0], [10.0, 0.0, 0.0, 0.0, 70.0]]
+    assert found[1].tolist() == torch.zeros(2, 3).tolist()
+    # As none of both ranks, or of a batch that was resampled.
+    assert ranks.run(lambda rank: on(rank, [given[1], []][rank])) == [None, None]
 
 
 def test_a_rank_takes_its_own_rows_as_wide_as_its_tokens():

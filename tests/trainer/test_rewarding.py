@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from basis_rl.rewards.call import WrongScores, scores_of
+from basis_rl.rewards.call import WrongScores, scores_of, turn_rewards_of
 from basis_rl.run import checkpoint
 from basis_rl.run.errors import RewardFailed
 from basis_rl.trainer import rewarding
@@ -30,6 +30,15 @@ def test_numbers_and_none_in_any_list_are_rewards(returned):
     assert math.isnan(found[2])
 
 
+def test_the_reward_of_a_list_is_its_sum():
+    returned = [[1, 0.5], 2.0, None, [], [math.nan, 1.0], (0.25,)]
+    found = scores_of(returned, 6)
+    assert [found[index] for index in (0, 1, 3, 5)] == [1.5, 2.0, 0.0, 0.25]
+    assert math.isnan(found[2])
+    assert math.isnan(found[4])
+    assert turn_rewards_of(returned, found) == [[1.0, 0.5], [], [], [], [], [0.25]]
+
+
 WRONG = {
     "a number": (1.0, "returned a float, not a list"),
     "nothing": (None, "returned a NoneType, not a list"),
@@ -41,7 +50,9 @@ WRONG = {
     "too few": ([1.0, 2.0], "returned 2 rewards for 3 rollouts"),
     "too many": ([1.0] * 4, "returned 4 rewards for 3 rollouts"),
     "texts": ([1.0, "0.5", 2.0], r"returned '0.5' for row 1, which is neither"),
-    "lists": ([[1.0], [1.0], [1.0]], r"returned \[1.0\] for row 0, which is neither"),
+    "lists of lists": ([[[1.0]], 1.0, 1.0], r"returned \[\[1.0\]\] for row 0, which is neither"),
+    "a turn without a number": ([1.0, [1.0, None], 1.0], r"returned \[1.0, None\] for row 1, which is neither"),
+    "an infinite turn": ([1.0, 2.0, [math.inf, -math.inf]], "returned inf for row 2, which is infinite"),
     "complex": ([1.0, 1j, 2.0], r"returned 1j for row 1, which is neither"),
     "infinite": ([1.0, 2.0, -math.inf], "returned -inf for row 2, which is infinite"),
     "infinite in float32": ([1.0, 1e39, 2.0], r"returned 1e\+39 for row 1, which is infinite as the float32"),
