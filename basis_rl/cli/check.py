@@ -155,7 +155,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     lengths = plan.prompt_lengths()
     if not plan.episodes:
         show("Prompts", sections.prompts(plan.rendered, lengths, plan.train_dataset[0]["prompt"]))
-    if answers := sections.answers(plan.reward_funcs):
+    if answers := sections.answers(plan.reward_funcs, args, warn):
         show("Answers", answers)
     show("Golds", sections.golds(len(loaded) - len(plan.train_dataset), len(loaded), plan.reward_funcs, warn))
     takes = f"the first generation batch takes {args.generation_batch_size // args.num_generations}"

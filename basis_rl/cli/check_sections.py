@@ -29,6 +29,7 @@ from basis_rl.names import missing_extra
 from basis_rl.recipe.build import build_recipe_baseline
 from basis_rl.recipe.keys import Recipe, RunArguments
 from basis_rl.rewards.base import GoldChecker, read_columns
+from basis_rl.rewards.judge import JudgeReward
 from basis_rl.run.artefacts import MissingArtefact
 from basis_rl.run.errors import RequestRefused, RolloutError
 from basis_rl.run.hub import refuse_push
@@ -149,9 +150,14 @@ def prompts(texts: Sequence[str], lengths: Sequence[int], given: Any) -> str:
     return "\n".join([*lines, "---"])
 
 
-def answers(rewards: Sequence[Any]) -> str:
-    """Where the reward functions look for the answer, as far as they have a `reading`."""
-    return "\n".join(f"{reward.__name__} {reward.reading}." for reward in rewards if hasattr(reward, "reading"))
+def answers(rewards: Sequence[Any], args: BasisConfig, warn: Warn) -> str:
+    """Where the reward functions look for the answer, as far as they have a `reading`; and what a judge costs."""
+    lines = [f"{reward.__name__} {reward.reading}." for reward in rewards if hasattr(reward, "reading")]
+    for judge in (reward for reward in rewards if isinstance(reward, JudgeReward)):
+        lines.append(f"It {judge.costs(args.generation_batch_size)}.")
+        if why := judge.trial():
+            warn(f"The judge {judge.chat} does not answer: {why}")
+    return "\n".join(lines)
 
 
 def golds(dropped: int, problems: int, rewards: Sequence[Any], warn: Warn) -> str:

@@ -92,7 +92,7 @@ def build_grader(options: EvalArguments) -> Any:
         params["answer_in"] = options.answer_in
     if options.num_workers is not None:
         params["num_workers"] = options.num_workers
-    return build_reward(name, params, {"answer_in": "auto"} if name == _MATH else {})
+    return build_reward(name, params, {"answer_in": "auto"})
 
 
 def parse(argv: Sequence[str]) -> EvalArguments:

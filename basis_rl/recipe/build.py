@@ -48,11 +48,8 @@ def build_rewards(recipe: Recipe) -> list[Any]:
         funcs = f"the {len(names)} reward_funcs {', '.join(names)}"
         raise ValueError(f"reward_weights has {len(weights)} entries for {funcs}: give one for each, in their order.")
     params = split_params(names, recipe.run.reward_kwargs or {})
-    known: dict[str, Any] = {"max_completion_length": recipe.args.max_completion_length}
-    return [
-        build_reward(name, params[name], known | ({"answer_in": "auto"} if name == "math_verify" else {}))
-        for name in names
-    ]
+    known = {"max_completion_length": recipe.args.max_completion_length, "answer_in": "auto"}
+    return [build_reward(name, params[name], known) for name in names]
 
 
 def build_tools(run: RunArguments) -> list[Any]:

@@ -8,6 +8,7 @@ from basis_rl.rewards.extract import last_boxed
 from basis_rl.rewards.format import FormatReward
 from basis_rl.rewards.function import FunctionReward
 from basis_rl.rewards.gym import ReasoningGymReward
+from basis_rl.rewards.judge import JudgeReward
 from basis_rl.rewards.math.reward import MathVerifyReward, gold_answer
 from basis_rl.rewards.overlong import OverlongReward
 from basis_rl.rewards.workers.calls import FunctionError
@@ -19,6 +20,7 @@ __all__ = [
     "FormatReward",
     "FunctionError",
     "FunctionReward",
+    "JudgeReward",
     "MathVerifyReward",
     "OverlongReward",
     "ReasoningGymReward",

@@ -51,6 +51,7 @@ class Reward(Protocol):
     - ``tell_template``: is called with the chat template's text, empty without one, and whether one of the first 256
       prompts has a ``\boxed`` in it;
     - ``start``: is called before the model is loaded; starts processes without waiting for them;
+    - ``thread_safe``: True where several threads may call it at once, as with ``rollouts: stream`` (a judge);
     - ``close``: without it nothing is ended. The trainer never calls it; the code that built the reward may.
     """
 

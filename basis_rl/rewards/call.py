@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import traceback
@@ -69,6 +70,11 @@ def failure(name: str, error: BaseException) -> str:
     at = traceback.extract_tb(error.__traceback__)[-1]
     where = f"({os.path.basename(at.filename)}, line {at.lineno})"
     return f"The reward function '{name}' raised {type(error).__name__}: {str(error)[:500]} {where}"
+
+
+def is_coroutine(function: Any) -> bool:
+    """Whether a reward function, or the class of one, is ``async``; also with arguments bound (`functools.partial`)."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def scores_of(returned: Any, size: int) -> list[float]:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from basis_rl.names import did_you_mean
 from basis_rl.registry import construct, find
+from basis_rl.rewards.base import GIVEN
 from basis_rl.rewards.choice import ChoiceReward
 from basis_rl.rewards.code.reward import CodeReward
 from basis_rl.rewards.exact import ExactReward
 from basis_rl.rewards.format import FormatReward
 from basis_rl.rewards.function import FunctionReward
 from basis_rl.rewards.gym import ReasoningGymReward
+from basis_rl.rewards.judge import JudgeReward
 from basis_rl.rewards.math.reward import MathVerifyReward
 from basis_rl.rewards.overlong import OverlongReward
 
 POOL = "pool:"
 _WHAT = "reward function"
 _KEY = "reward_kwargs"
+_MATH = "math_verify"
 REWARDS: dict[str, type] = {
     "math_verify": MathVerifyReward,
     "choice": ChoiceReward,
@@ -29,6 +33,7 @@ REWARDS: dict[str, type] = {
     "format": FormatReward,
     "overlong": OverlongReward,
     "code": CodeReward,
+    "judge": JudgeReward,
 }
 
 
@@ -39,8 +44,8 @@ def build_reward(name: str, params: Mapping[str, Any], known: Mapping[str, Any] 
     Args:
         name: of the reward.
         params: of its class.
-        known: what the run knows (``max_completion_length``); taken for parameters of registered rewards that have
-            these names and are not given.
+        known: what the run knows (``max_completion_length``, ``answer_in`` of math_verify); taken for parameters of
+            registered rewards that have these names and are not given.
 
     Raises:
         ValueError: unknown name, unknown or missing parameter, or one that the reward refuses.
@@ -50,8 +55,35 @@ def build_reward(name: str, params: Mapping[str, Any], known: Mapping[str, Any] 
     found = find(_WHAT, REWARDS, name, ", or 'pool:module:name' for one that scores one rollout per call")
     if name in REWARDS:
         own = inspect.signature(found).parameters
-        params = {**{key: value for key, value in (known or {}).items() if key in own}, **params}
+        # `answer_in` of others has other values.
+        taken = own.keys() - ({"answer_in"} if name != _MATH else set())
+        params = {**{key: value for key, value in (known or {}).items() if key in taken}, **params}
+    if found is JudgeReward and params.get("behind") is not None:
+        params = {**params, "behind": _behind(params["behind"], known)}
+    if inspect.isroutine(found) and params:
+        return _with_arguments(name, found, params)
     return construct(_WHAT, found, name, params, _KEY)
+
+
+def _behind(given: Any, known: Mapping[str, Any] | None) -> Any:
+    """The reward before a judge: an object as it is; else by its name, or by ``{name: parameters}``."""
+    given = {given: {}} if isinstance(given, str) else given
+    if not isinstance(given, Mapping):
+        return given
+    if len(given) != 1:
+        raise ValueError("judge: behind must be one reward, such as math_verify or {math_verify: {answer_in: box}}.")
+    ((name, params),) = given.items()
+    return build_reward(name, params or {}, known)
+
+
+def _with_arguments(name: str, function: Any, arguments: Mapping[str, Any]) -> Any:
+    """The reward function with some of its parameters bound."""
+    parameters = inspect.signature(function).parameters
+    for unknown in [key for key in arguments if key not in parameters or key in GIVEN]:
+        raise ValueError(f"{_KEY}: '{name}' has no parameter '{unknown}'.{did_you_mean(unknown, parameters)}")
+    bound = partial(function, **arguments)
+    bound.__name__ = function.__name__  # type: ignore[attr-defined]
+    return bound
 
 
 def split_params(names: Sequence[str], params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

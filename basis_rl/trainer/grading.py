@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from basis_rl.rewards.call import failure, scores_of, turn_rewards_of
+from basis_rl.rewards.call import failure, is_coroutine, scores_of, turn_rewards_of
 from basis_rl.run.errors import RewardFailed
 from basis_rl.trainer.conversation import StreamedRollout
 
@@ -40,9 +40,9 @@ class Entry:
 class Grader:
     """Calls reward functions with whole groups, as soon as they have ended.
 
-    A coroutine, or a function that names ``environments``, is called for each group by itself, at the same time as for
-    others. Every other function is called by one thread at a time, since it may not be made for more, with all groups
-    that have ended by then.
+    A coroutine, or a function that is ``thread_safe`` or names ``environments``, is called for each group by itself, at
+    the same time as for others. Every other function is called by one thread at a time, since it may not be made for
+    more, with all groups that have ended by then.
 
     Args:
         functions: the run's reward functions.
@@ -64,7 +64,12 @@ class Grader:
         loop: Callable[[], asyncio.AbstractEventLoop],
     ) -> None:
         self._functions = list(zip(names, functions, strict=True))
-        alone = [_is_coroutine(each) or "environments" in inspect.signature(each).parameters for each in functions]
+        alone = [
+            is_coroutine(each)
+            or getattr(each, "thread_safe", False)
+            or "environments" in inspect.signature(each).parameters
+            for each in functions
+        ]
         self._alone = [index for index, each in enumerate(alone) if each]
         self._together = [index for index, each in enumerate(alone) if not each]
         self._state = state
@@ -157,7 +162,7 @@ class Grader:
             given["environments"] = [each for entry in entries for each in entry.environments or []]
         try:
             returned = function(**given)
-            if _is_coroutine(function):
+            if is_coroutine(function):
                 returned = asyncio.run_coroutine_threadsafe(returned, self._loop()).result()
             scores = scores_of(returned, len(rollouts))
             by_turn = turn_rewards_of(returned, scores)
@@ -172,7 +177,3 @@ class Grader:
     def _noted(self, name: str, value: float) -> None:
         with self._changing:
             self._metrics[name].append(value)
-
-
-def _is_coroutine(function: Any) -> bool:
-    return inspect.iscoroutinefunction(function if inspect.isroutine(function) else type(function).__call__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from basis_rl.rewards.call import failure, scores_of, turn_rewards_of
+from basis_rl.rewards.call import failure, is_coroutine, scores_of, turn_rewards_of
 from basis_rl.run.errors import RewardFailed
 
 _WARN_AFTER = 10
@@ -50,8 +49,7 @@ class RewardGuard:
         return scores
 
     def _guarded(self, index: int, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        called = function if inspect.isroutine(function) else type(function).__call__
-        if inspect.iscoroutinefunction(called):
+        if is_coroutine(function):
 
             async def later(**given: Any) -> list[float]:
                 try:

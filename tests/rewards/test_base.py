@@ -10,6 +10,7 @@ import pytest
 from basis_rl.rewards.base import RewardError, check_reward, required_columns
 from basis_rl.rewards.registry import REWARDS, build_reward
 from basis_rl.values.provenance import reward_identity
+from tests.support.fake_judge import JudgeServer, equal
 
 PROMISES = ["name", "version", "golds", "signature", "result", "same_twice", "arguments", "order", "other_rows",
             "conversations", "strange", "columns", "close"]  # fmt: skip
@@ -28,13 +29,24 @@ FITTING = {
     "format": ({}, {"completions": [r"<think>a</think>\boxed{1}", r"\boxed{1}"]}),
     "overlong": ({"cache": 4}, {"completions": ["a", "b" * 8, "c" * 30]}),
     "code": (ONE, {"completions": CODE, "solution": [ADD, ADD]}),
+    "judge": (
+        {"model": "m"},
+        {"completions": ["Paris!", "Rome", ":", "Bonn"], "solution": ["Paris", "Bonn", "x", None]},
+    ),
     f"pool:{MINE}:right": (ONE, {"completions": ["a", "b", "c"], "solution": ["a", "c", "none"]}),
 }
 
 
+@pytest.fixture(scope="module")
+def judge():
+    with JudgeServer(equal) as server:
+        yield server
+
+
 @pytest.mark.parametrize("name", FITTING)
-def test_registered_rewards_keep_every_promise(name):
+def test_registered_rewards_keep_every_promise(name, judge):
     params, rows = FITTING[name]
+    params = {**params, "base_url": judge.url} if name == "judge" else params
     reward = build_reward(name, params, {"max_completion_length": 10})
     assert check_reward(reward, rows) == PROMISES
     assert reward.__name__ == (f"{name}_reward" if name in REWARDS else "right")

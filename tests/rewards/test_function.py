@@ -7,6 +7,7 @@ import pytest
 
 from basis_rl.rewards import FunctionError, FunctionReward
 from basis_rl.rewards.base import required_columns
+from basis_rl.rewards.workers import pool
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 
 HERE = "tests.rewards.user_functions"
@@ -46,7 +47,8 @@ def test_hanging_eating_and_dying_calls_do_not_spoil_the_others(moody):
     began = time.perf_counter()
     scores = moody(prompts=[], completions=kinds, log_metric=logged.__setitem__)
     assert time.perf_counter() - began < 60
-    expected = {"fine": 1.0, "hang": 0.0, "sleep": 0.0, "eat": 0.0, "die": None, "print": 1.0}
+    # Of what ran out of time or memory nothing is known: that is no wrong answer.
+    expected = {"fine": 1.0, "hang": None, "sleep": None, "eat": None, "die": None, "print": 1.0}
     assert scores == [expected[kind] for kind in kinds]
     shares = {"timeout": 0.2, "memory": 0.1, "infrastructure": 0.1, "error": 0.0}
     assert logged == {f"reward/moody/{kind}": share for kind, share in shares.items()}
@@ -94,6 +96,11 @@ def test_bugs_can_be_left_unscored_unless_everything_fails():
         ("f", {}, "named `module:function`"),
         (f"{HERE}:length", {"timeout": -1}, "timeout > 0"),
         (f"{HERE}:length", {"on_error": "zero"}, "on_error must be one of raise, unscored"),
+        (f"{HERE}:judged", {"env": ["NOT_SET_HERE"]}, "NOT_SET_HERE is not set. Export it"),
+        (f"{HERE}:judged", {"env": "PATH"}, "names of environment variables, .* never their values"),
+        (f"{HERE}:judged", {"env": ["MY_KEY=sk-1"]}, r"^((?!sk-1).)*never their values.$"),
+        (f"{HERE}:judged", {"env": {"MY_KEY": "sk-1"}}, r"^((?!sk-1).)*never their values.$"),
+        (f"{HERE}:judged", {"arguments": {"scael": 1}}, "'tests.*judged' has no parameter 'scael', only .*scale"),
     ],
 )
 def test_what_cannot_work_is_refused_when_it_is_made(name, given, message):
@@ -111,3 +118,34 @@ def test_the_version_is_that_of_the_source(tmp_path, monkeypatch):
         reward.close()
     assert versions[0][0] != versions[1][0]
     assert [score for _, score in versions] == [1.0, 0.0]
+
+
+def test_workers_have_the_variables_that_are_named_and_no_message_has_their_values(monkeypatch, caplog):
+    key, url = "sk-not-to-be-seen-42", "http://judge.example/v1"
+    for name, value in {"MY_KEY": key, "MY_URL": url, "HTTPS_PROXY": "http://me:word@proxy:3128"}.items():
+        monkeypatch.setenv(name, value)
+    given = {"num_workers": 1, "arguments": {"scale": 2.0, "kind": "kind"}}
+    reward = FunctionReward(f"{HERE}:judged", env=["MY_KEY", "MY_URL"], **given)
+    assert "HTTPS_PROXY is not in `env`" in caplog.text
+    assert required_columns(reward) == {"solution"}
+    assert "scale" not in reward.reads
+    assert reward(prompts=["p"], completions=["x"], solution=["abc"], kind=["of a column"]) == [2 * len(key) + 1 + 3]
+    with pytest.raises(FunctionError, match="no answer to <MY_KEY> at <MY_URL>"):
+        reward(prompts=["p"], completions=["tell"], solution=["abc"])
+    versions = {reward.version}
+    reward.close()
+    # Without its variables it fails, as before they could be named; the arguments belong to the version.
+    bare = FunctionReward(f"{HERE}:judged", **{**given, "arguments": {"scale": 1}}, env=["HTTPS_PROXY"])
+    with pytest.raises(FunctionError, match="KeyError: 'MY_KEY'"):
+        bare(prompts=["p"], completions=["x"], solution=["abc"])
+    bare.close()
+    assert len({bare.version, *versions}) == 2
+    assert not any(value in f"{versions} {caplog.text}" for value in (key, url, "word"))
+
+
+def test_a_worker_that_hangs_is_said_while_it_is_waited_for(monkeypatch, caplog):
+    monkeypatch.setattr(pool, "_SILENCE", 0.5)
+    reward = FunctionReward(f"{HERE}:moody", num_workers=2, timeout=60.0, wall_timeout=4.0)
+    assert reward(prompts=[], completions=["fine", "sleep", "fine"]) == [1.0, None, 1.0]
+    assert "moody': no call has ended for 0 s; 2 of 3 have, and one may take up to 4 s." in caplog.text
+    reward.close()

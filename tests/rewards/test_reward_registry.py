@@ -2,13 +2,17 @@
 
 import pytest
 import yaml
+from accelerate import Accelerator
 
 from basis_rl.recipe.build import build_rewards, load_training_data
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import FunctionReward, MathVerifyReward
+from basis_rl.rewards.base import called, required_columns
+from basis_rl.rewards.call import call
 from basis_rl.rewards.registry import build_reward, split_params
 from basis_rl.trainer import BasisTrainer
-from basis_rl.values.provenance import reward_identity
+from basis_rl.trainer.rewarding import RewardGuard
+from basis_rl.values.provenance import reward_code, reward_identity
 from tests.support.tiny import config, sums, tiny_model, tiny_tokenizer
 
 MINE = "tests.rewards.user_functions"
@@ -54,6 +58,35 @@ def test_a_function_in_the_pool_by_its_path(tmp_path):
     reward.close()
 
 
+@pytest.mark.parametrize("name", ["scaled_now", "scaled_later"])
+def test_a_function_of_ones_own_takes_arguments(tmp_path, name):
+    rewards = [
+        build_rewards(recipe(tmp_path, f"reward_funcs: [{MINE}.{name}]\nreward_kwargs: {{factor: {factor}}}\n"))[0]
+        for factor in (2.0, 3.0)
+    ]
+    assert [each.__name__ for each in rewards] == [name] * 2
+    assert [required_columns(each) for each in rewards] == [{"solution"}] * 2
+    rows = [{"prompt": "p", "solution": "abc"}, {"prompt": "q", "solution": "a"}]
+    said = [("x", [1], False)] * 2
+    assert [call(each, rows, said) for each in rewards] == [[6.0, 2.0], [9.0, 3.0]]
+    assert reward_code([rewards[0]]) != reward_code([rewards[1]])
+    (guarded,) = RewardGuard(Accelerator(cpu=True)).guarded([rewards[0]], [name])
+    assert called(guarded, {"completions": ["x"], "solution": ["abc"]}) == [6.0]
+
+
+def test_a_judge_of_a_recipe_and_the_rules_before_it(tmp_path):
+    text = (
+        "reward_funcs: judge\nreward_kwargs:\n  base_url: http://127.0.0.1:9/v1\n  model: m\n  api_key_env: PATH\n"
+        "  behind: {math_verify: {timeout: 9}}\n"
+    )
+    (reward,) = build_rewards(recipe(tmp_path, text))
+    assert isinstance(reward.behind, MathVerifyReward)
+    assert reward.behind.answer_in == "auto"
+    assert required_columns(reward) == {"solution"}
+    again = recipe(tmp_path, yaml.safe_dump(recipe(tmp_path, text).resolved))
+    assert build_rewards(again)[0].version == reward.version
+
+
 def test_procedural_problems_come_with_what_their_scorer_needs(tmp_path):
     kwargs = ("--dataset_kwargs", '{"size": 3, "seed": 2}')
     plain = load_training_data(recipe(tmp_path, "seed: 1\n", *kwargs), tiny_tokenizer())
@@ -79,8 +112,10 @@ def test_procedural_problems_come_with_what_their_scorer_needs(tmp_path):
         (f"reward_funcs: ['pool:{MINE}:right']\nreward_kwargs: {{time: 3}}", "no parameter 'time'.*num_workers"),
         (f"reward_funcs: [{MINE}.gone]", "cannot be imported"),
         (f"reward_funcs: [{MINE}.NUMBER]", "is an int, not a function"),
-        (f"reward_funcs: [{MINE}.in_trl_form]\nreward_kwargs: {{a: 1}}", "is a function, which has no parameters"),
-        (f"reward_funcs: [{MINE}.Scaled]\nreward_kwargs: {{factr: 1}}", "no parameter 'factr'. Did you mean 'factor'"),
+        (f"reward_funcs: [{MINE}.in_trl_form]\nreward_kwargs: {{a: 1}}", "in_trl_form' has no parameter 'a'"),
+        (f"reward_funcs: [{MINE}.scaled_now]\nreward_kwargs: {{fcator: 1}}", "no parameter 'fcator'. Did you mean"),
+        (f"reward_funcs: [{MINE}.in_trl_form]\nreward_kwargs: {{completions: 1}}", "has no parameter 'completions'"),
+        (f"reward_funcs: [{MINE}.Scaled]\nreward_kwargs: {{factr: 1}}", "no parameter 'factr'. Did you mean 'fac"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_one_clear_message(tmp_path, text, message):

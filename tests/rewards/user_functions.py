@@ -34,6 +34,21 @@ def moody(completion: str) -> float:
     return 1.0
 
 
+def judged(completion: str, solution: str, scale: float, kind: str = "plain", prompt: str = "") -> float:
+    key = os.environ["MY_KEY"]
+    if completion == "tell":
+        raise RuntimeError(f"no answer to {key} at {os.environ['MY_URL']}")
+    return scale * len(key) + (kind == "kind") + len(solution)
+
+
+async def scaled_later(completions, factor, solution, **kwargs):
+    return [factor * len(gold) for gold in solution]
+
+
+def scaled_now(completions, factor, solution, **kwargs):
+    return [factor * len(gold) for gold in solution]
+
+
 def buggy(completion: str, **row) -> float:
     if completion == "bug":
         raise KeyError("no such weight")

@@ -38,6 +38,7 @@ class FakeServer:
     def __init__(self, seconds: float = 0.0, max_model_len: int = 64, root: str = "model") -> None:
         self.seconds, self.max_model_len, self.root = seconds, max_model_len, root
         self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
         self.in_flight = self.most = 0
         self.before: Callable[[int, dict[str, Any]], int | None] = lambda number, body: None
         self.healthy = True
@@ -70,6 +71,7 @@ class FakeServer:
 
             def do_POST(self) -> None:
                 data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                owner.headers.append(dict(self.headers))
                 self.answer(*owner.post(self.path, json.loads(data or b"{}")))
 
             def answer(self, status: int, content: Any) -> None:

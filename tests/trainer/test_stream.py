@@ -15,11 +15,13 @@ import pytest
 import torch
 
 from basis_rl.baselines import BasisHistory, OptimalTokenBaseline
+from basis_rl.rewards import JudgeReward
 from basis_rl.run.errors import RewardFailed
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.conversation import Conversation, Environments, StreamedRollout
 from basis_rl.trainer.grading import Entry, Grader
 from tests.support import tooled
+from tests.support.fake_judge import JudgeServer, material
 from tests.support.fake_vllm import ModelServer
 from tests.support.served import logged, save_model, trainer
 from tests.support.tiny import sums
@@ -404,6 +406,20 @@ def test_a_coroutine_is_awaited_for_many_groups_at_once():
     assert time.monotonic() - began < 2.0
     assert all(math.isnan(entry.rollouts[0].rewards[0]) and entry.rollouts[1].rewards == [1.0] for entry in entries)
     loop.call_soon_threadsafe(loop.stop)
+
+
+def test_a_reward_that_is_thread_safe_is_called_for_many_groups_at_once():
+    with JudgeServer(lambda question: f"Score: {int('b' in material(question)['answer'])}", seconds=0.3) as server:
+        made = grader(JudgeReward(server.url, "m", rubric="Is {answer} a b?"))
+        entries = [Entry({}, [rollout(f"{n}"), rollout(f"b{n}")]) for n in range(8)]
+        threads = [threading.Thread(target=made.grade, args=(entry,)) for entry in entries]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert server.most > 4
+    assert [[each.rewards for each in entry.rollouts] for entry in entries] == [[[0.0], [1.0]]] * 8
+    assert len(made.take_metrics()["reward/judge/asked"]) == 8
 
 
 def test_a_call_that_hangs_holds_up_the_others_only_until_it_is_given_up():

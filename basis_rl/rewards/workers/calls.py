@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from basis_rl.rewards.base import LogMetric, Scores, log_shares
+from basis_rl.rewards.variables import variables, without_values
 from basis_rl.rewards.workers.failures import FailureMonitor
 from basis_rl.rewards.workers.pool import Outcome, WorkerPool
 from basis_rl.sandbox import Policy, python_paths
@@ -53,6 +54,10 @@ class Calls:
         over_limit: value of a call that ran out of time or memory.
         shut_in: run the workers in the sandbox (`basis_rl.sandbox`), without network and without writing, for functions
             that execute what a model wrote.
+        env: names of the environment variables that the workers have besides paths and language, if not `shut_in`.
+
+    Raises:
+        ValueError: a variable is not set.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class Calls:
         over_limit: float | None = 0.0,
         *,
         shut_in: bool = False,
+        env: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.target = target
@@ -75,8 +81,11 @@ class Calls:
         command = [sys.executable, "-P", str(worker), target, str(timeout), str(int(memory_bytes))]
         policy = worker_policy(int(memory_bytes) + _IMPORT_BYTES, _THREADS) if shut_in else None
         wall = WALL_CLOCK * timeout if wall_timeout is None else wall_timeout
-        self._pool = WorkerPool(command, num_workers, wall, cpu_timeout=timeout, policy=policy)
+        self._env = variables(f"{name}: env", env)
         self._what = f"The reward function '{Path(target).name}'"
+        self._pool = WorkerPool(
+            command, num_workers, wall, cpu_timeout=timeout, policy=policy, env=self._env, name=self._what
+        )
         self._failures = FailureMonitor(name=self._what)
 
     def describe(self) -> dict[str, Any]:
@@ -87,7 +96,8 @@ class Calls:
         """
         found = self._pool.run([{"describe": True}])[0].value
         if "error" in found or not found:
-            raise ValueError(f"'{self.target}' cannot be imported:\n{found.get('error', 'its process died')}")
+            why = without_values(found.get("error", "its process died"), self._env)
+            raise ValueError(f"'{self.target}' cannot be imported:\n{why}")
         return found
 
     def run(
@@ -120,7 +130,7 @@ class Calls:
         shares |= {"error": count["error"]} if on_error else {}
         log_shares(log_metric, self.name, shares, len(outcomes))
         if count["error"] and (on_error != "unscored" or count["error"] == len(outcomes)):
-            first = outcomes[endings.index("error")].value["error"]
+            first = without_values(outcomes[endings.index("error")].value["error"], self._env)
             raise FunctionError(
                 f"{self._what} failed on {count['error']} of {len(outcomes)} rollouts. The first one:\n{first}"
             )

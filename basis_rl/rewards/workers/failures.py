@@ -11,6 +11,10 @@ class RewardInfrastructureError(RuntimeError):
 
 # Share of the recent rollouts that may fail.
 _LIMIT = 0.05
+_ADVICE = (
+    "Look for too little memory, an overloaded machine or a broken installation, or take fewer grading processes; then "
+    "resume from the last checkpoint."
+)
 # How many rollouts count as recent; since whole batches are kept, there may be more.
 _WINDOW = 1000
 # Fewer rollouts are judged as if they were this many, so that one failure in a small batch does not end a run.
@@ -28,10 +32,14 @@ class FailureMonitor:
 
     Args:
         name: whose failures, for the message.
+        limit: the share of the recent rollouts that may fail; default: 5 %.
+        advice: what to do, for the message.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, limit: float | None = None, advice: str = _ADVICE) -> None:
         self.name = name
+        self.limit = limit
+        self.advice = advice
         self._batches: deque[tuple[int, int]] = deque()
 
     def record(self, scored: int, failed: int, why: str = "") -> None:
@@ -49,10 +57,9 @@ class FailureMonitor:
         while sum(size for size, _ in self._batches) - self._batches[0][0] >= _WINDOW:
             self._batches.popleft()
         rollouts, gone = map(sum, zip(*self._batches, strict=True))
-        if failed and gone > _LIMIT * max(rollouts, _MINIMUM):
+        limit = _LIMIT if self.limit is None else self.limit
+        if failed and gone > limit * max(rollouts, _MINIMUM):
             raise RewardInfrastructureError(
                 f"{self.name} could not score {gone} of the last {rollouts} rollouts, more than "
-                f"{_LIMIT:.0%}, and this is not the model's doing{f' ({why})' if why else ''}. Look for too little "
-                "memory, an overloaded machine or a broken installation, or take fewer grading processes; then resume "
-                "from the last checkpoint."
+                f"{limit:.0%}, and this is not the model's doing{f' ({why})' if why else ''}. {self.advice}"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import selectors
@@ -10,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,6 +28,9 @@ _ATTEMPTS_IF_KILLED = 5
 # Tasks, and bytes of resident memory, after which a worker is replaced, since what it calls may leak.
 _MOST_TASKS = 5000
 _MOST_GROWTH = 1 << 30
+# Seconds without the end of a task after which this is logged, then after twice as many, and so on.
+_SILENCE = 30.0
+_log = logging.getLogger(__name__)
 
 Status = Literal["ok", "timeout", "crashed", "starved", "late", "over_budget"]
 
@@ -83,6 +87,8 @@ class WorkerPool:
         cpu_timeout: seconds of CPU time after which the worker ends itself by SIGPROF.
         policy: what a worker may do (`basis_rl.sandbox`), each in a temporary folder of its own, which is removed with
             it. None: no sandbox.
+        env: variables that workers have besides paths and language, if they are in no sandbox.
+        name: what the tasks are, in the log.
     """
 
     def __init__(
@@ -93,12 +99,16 @@ class WorkerPool:
         *,
         cpu_timeout: float,
         policy: Policy | None = None,
+        env: Mapping[str, str] | None = None,
+        name: str = "The grading",
     ) -> None:
         self.command = list(command)
         self.size = size
         self.timeout = timeout
         self.cpu_timeout = cpu_timeout
         self.policy = policy
+        self.env = env
+        self.name = name
         self._own()
 
     def _own(self) -> None:
@@ -134,7 +144,15 @@ class WorkerPool:
         self._own_if_forked()
         with self._lock, suppress(OSError):
             while len(self._workers) < self.size:
-                self._workers.append(Worker(self.command, self.policy, _STARTUP_SECONDS))
+                self._workers.append(self.worker())
+
+    def worker(self) -> Worker:
+        """A new worker, which is not among those of the pool yet.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        return Worker(self.command, self.policy, _STARTUP_SECONDS, self.env)
 
     def close(self) -> None:
         """End all workers. The next `run` starts new ones."""
@@ -152,6 +170,9 @@ class _Batch:
         self.tries: Counter[tuple[int, str]] = Counter()
         self.outcomes: dict[int, Outcome] = {}
         self.failed_starts = 0
+        # When the last task ended or a wait was logged, and how long the next silence may be.
+        self.heard = time.monotonic()
+        self.silence = _SILENCE
         rounds = math.ceil(len(tasks) / pool.size)
         # Twice, because each task may be tried a second time.
         longest = 2 * (rounds * pool.timeout + _STARTUP_SECONDS)
@@ -168,6 +189,7 @@ class _Batch:
                     break
                 self._fill()
                 self._wait()
+                self._tell_silence()
         except BaseException:
             # Their sockets may hold half an answer to a task of this batch, which the next batch would read.
             _close_all(self.pool._workers, self.pool._owner)
@@ -181,7 +203,7 @@ class _Batch:
         idle = sum(worker.task is None for worker in workers)
         while len(workers) < self.pool.size and len(self.queue) > idle:
             try:
-                workers.append(Worker(self.pool.command, self.pool.policy, _STARTUP_SECONDS))
+                workers.append(self.pool.worker())
                 idle += 1
             except OSError as error:
                 self._start_failed(f"{type(error).__name__}: {error}")
@@ -196,13 +218,21 @@ class _Batch:
         growth = resident_bytes(worker.pid) - worker.bytes_at_start
         return ended or worker.tasks >= _MOST_TASKS or growth > _MOST_GROWTH
 
+    def _tell_silence(self) -> None:
+        """Log, ever more rarely, that no task ends."""
+        if time.monotonic() - self.heard < self.silence:
+            return
+        message = "%s: no call has ended for %d s; %d of %d have, and one may take up to %g s."
+        _log.warning(message, self.pool.name, self.silence, len(self.outcomes), len(self.tasks), self.pool.timeout)
+        self.silence *= 2
+
     def _wait(self) -> None:
         busy = [worker for worker in self.pool._workers if worker.task is not None or not worker.ready]
         with selectors.DefaultSelector() as selector:
             for worker in busy:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outbox else 0)
                 selector.register(worker.fd, events, worker)
-            until = min([self.deadline, *(worker.deadline for worker in busy)])
+            until = min([self.deadline, self.heard + self.silence, *(worker.deadline for worker in busy)])
             for key, events in selector.select(max(0.0, until - time.monotonic())):
                 if events & selectors.EVENT_WRITE:
                     key.data.write()
@@ -221,6 +251,8 @@ class _Batch:
             self.failed_starts = 0
         elif answer is not None:
             self.outcomes[worker.has_answered()] = Outcome("ok", answer)
+            self.heard = time.monotonic()
+            self.silence = _SILENCE
 
     def _ends(self, worker: Worker, expired: bool) -> None:
         """Handle a worker that has exited, broken the protocol or, if `expired`, passed its deadline."""

@@ -11,7 +11,7 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -43,13 +43,17 @@ class Worker:
         command: how to start it.
         policy: what it may do, in a temporary folder of its own; None: no sandbox.
         patience: seconds until it must be ready.
+        env: further variables that it has, if it is in no sandbox.
 
     Raises:
         OSError: it cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], policy: Policy | None, patience: float) -> None:
+    def __init__(
+        self, command: Sequence[str], policy: Policy | None, patience: float, env: Mapping[str, str] | None = None
+    ) -> None:
         self.policy = policy
+        self._env = dict(env or {})
         self.folder: str | None = None
         self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         self._socket, theirs = socket.socketpair()
@@ -91,7 +95,7 @@ class Worker:
     def _shut_in(self, command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         if self.policy is None:
             kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-            return list(command), {**kept, **_FIXED}
+            return list(command), {**kept, **self._env, **_FIXED}
         self.folder = tempfile.mkdtemp(prefix="basis_rl_worker_")
         shut_in = sandboxed(command, replace(self.policy, folder=self.folder, temporary=True))
         return shut_in, environment(self.folder, **_FIXED)
