@@ -115,9 +115,10 @@ def load_training_data(
     if column is not None and data.keep_columns is not None and column not in data.keep_columns:
         data = replace(data, keep_columns=[*data.keep_columns, column])
     chat = tokenizer.chat_template is not None
-    # The gold always counts, so that a script that loads the same problems gets the same ids.
-    reads = read_columns(build_rewards(recipe) if rewards is None else rewards) | {"solution"}
-    return load_prompts(data, conversational=chat, held_out=held_out, reads=reads)
+    reads = read_columns(build_rewards(recipe) if rewards is None else rewards)
+    # Where there is a gold it counts, so that a script that loads the same problems gets the same ids.
+    counting = reads | {"solution"}
+    return load_prompts(data, conversational=chat, held_out=held_out, reads=counting, gold="solution" in reads)
 
 
 def load_eval_data(
