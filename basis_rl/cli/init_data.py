@@ -63,13 +63,12 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
         options: of the command line: columns and a reward function that are named.
 
     Raises:
-        ValueError: it has no problems, no golds although the reward function reads them, or none that it could find
-            right.
+        ValueError: it has no problems, no golds that the reward function reads, or none that it could find right.
     """
-    given = options.reward_funcs
-    tests = tests_in(rows, options.prompt_column) if given in (None, "code") else {}
-    choices = choices_in(rows, options.solution_column) if given in (None, "choice") and not tests else {}
-    name = given or ("code" if tests else "choice" if choices else None)
+    name = options.reward_funcs
+    tests = tests_in(rows, options.prompt_column) if name in (None, "code") else {}
+    choices = choices_in(rows, options.solution_column) if name in (None, "choice") and not tests else {}
+    name = name or ("code" if tests else "choice" if choices else None)
     reward = build_reward(name, tests) if name else None
     columns = rows.flatten().column_names
     guesses = {
@@ -102,12 +101,12 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
     if invalid or others or len(trained) > _MOST:
         keys["on_invalid_gold"] = "drop"
     keys |= {"reward_kwargs": tests} if tests else {}
+    kind = "texts" if isinstance(first[0]["prompt"], str) else "conversations"
     prompts = len(trained) - len(invalid)
     size = min(8, prompts)
     template = _template(name, first["prompt"], with_choices=bool(choices))
     return {
-        "read": f"{len(rows)} rows, whose prompts are {'texts' if isinstance(first[0]['prompt'], str) else 'conversations'}"
-        f"; the columns are {', '.join(rows.column_names)}.",
+        "read": f"{len(rows)} rows, whose prompts are {kind}; the columns are {', '.join(rows.column_names)}.",
         "keys": {key: json.dumps(value, ensure_ascii=False) for key, value in keys.items()},
         "asks": template and json.dumps(template),
         "reward": name,

@@ -41,10 +41,11 @@ def _parsed(cell: Any) -> Any:
 
 
 def _pairs(cell: Any) -> Any:
-    if isinstance(cell, list):
-        return zip(ascii_uppercase, cell, strict=False)
-    texts = cell.get("text")
-    return zip(cell.get("label") or ascii_uppercase, texts, strict=False) if isinstance(texts, list) else cell.items()
+    texts = cell if isinstance(cell, list) else cell.get("text")
+    if not isinstance(texts, list):
+        return cell.items()
+    labels = None if isinstance(cell, list) else cell.get("label")
+    return zip(labels or ascii_uppercase.ljust(len(texts)), texts, strict=False)
 
 
 def lettered(options: Sequence[Option]) -> str:
