@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import field
+from glob import glob
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 _READ = 64 << 20
 _Result = TypeVar("_Result")
 # Endings of files of rows -> the names of their loaders in `datasets`.
-FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
 
 # Module -> the extra of basis-rl that installs it.
 EXTRAS = {
@@ -79,10 +80,35 @@ class Mistakes:
             raise together
 
 
-def check_file(name: str) -> None:
-    """Raise ValueError if `name` is the path of a file of rows and there is none."""
-    if Path(name).suffix in FORMATS and not Path(name).is_file():
-        raise ValueError(f"dataset_name: there is no file '{name}'.")
+def file_format(name: str) -> str | None:
+    """The loader of a file of rows by the ending of its name, which ``.gz`` may follow; None for other names."""
+    return FORMATS.get(Path(name.removesuffix(".gz")).suffix)
+
+
+def data_files(name: str) -> list[Path]:
+    """The files of rows that a ``dataset_name`` means: one, several with commas between them, or those of a glob.
+
+    Returns:
+        The files; none where it is something else.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    named = [name] if Path(name).is_file() else [part.strip() for part in name.split(",")]
+    if not all(map(file_format, named)):
+        return []
+    found: list[str] = []
+    for part in named:
+        matching = [part] if Path(part).is_file() else sorted(glob(part, recursive=True))
+        if not matching:
+            raise ValueError(f"dataset_name: there is no file '{part}'.")
+        found += matching
+    return list(map(Path, found))
+
+
+def as_name(given: Any) -> str:
+    """A ``dataset_name`` as one text; in a recipe it may be a list of files."""
+    return ",".join(map(str, given)) if isinstance(given, list) else str(given or "")
 
 
 # Keys, and the names that they have in other libraries.
@@ -108,21 +134,21 @@ def check_columns(name: str, columns: Mapping[str, Any]) -> None:
     This looks at the text alone, so it needs no heavy imports. Loading the file checks the columns properly.
 
     Args:
-        name: path of the file. Other kinds than .jsonl and .csv, and large files, are not checked.
+        name: path of the file. Other kinds than .jsonl, .csv and .tsv, and large files, are not checked.
         columns: the column of each key, None where the key is not set.
 
     Raises:
         ValueError: a column cannot be there.
     """
     path = Path(name)
-    if path.suffix not in (".jsonl", ".csv") or not path.is_file() or path.stat().st_size > _READ:
+    if path.suffix not in (".jsonl", ".csv", ".tsv") or not path.is_file() or path.stat().st_size > _READ:
         return
     text = path.read_text(errors="replace")
     first = text.strip().partition("\n")[0]
     for key, column in columns.items():
         # A dot leads into a record, whose own name is before it.
         outer = str(column or "").split(".")[0]
-        if outer.isascii() and outer not in (first if path.suffix == ".csv" else text):
+        if outer.isascii() and outer not in (text if path.suffix == ".jsonl" else first):
             raise ValueError(f"{key}: '{name}' has no column '{column}'; its first line is {first[:200]}")
 
 

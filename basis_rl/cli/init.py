@@ -11,7 +11,7 @@ from typing import Any
 
 from basis_rl import resources
 from basis_rl.cli.options import INIT_DATASET, INIT_MODEL, go_offline_if_unreachable, init_parser
-from basis_rl.names import FORMATS, check_file
+from basis_rl.names import data_files
 from basis_rl.text import BOXED, render
 
 _TEMPLATE = Path(__file__).with_name("recipe.yaml.jinja")
@@ -71,14 +71,14 @@ def read_data(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ValueError: a file that cannot be read, or see `fitted`.
     """
-    check_file(options.dataset_name)
-    on_hub = Path(options.dataset_name).suffix not in FORMATS and ":" not in options.dataset_name
+    name = options.dataset_name
+    on_hub = not data_files(name) and ":" not in name and not Path(name).exists()
     if on_hub:
         go_offline_if_unreachable("init", [])
     from basis_rl.cli.init_data import fitted
     from basis_rl.data.prompts import DataArguments, load_rows
 
-    data = DataArguments(options.dataset_name, _CONFIG.get(options.dataset_name))
+    data = DataArguments(name, _CONFIG.get(name))
     try:
         rows = load_rows(data)
     except ValueError as error:

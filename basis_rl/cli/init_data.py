@@ -7,14 +7,18 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from datasets import Dataset
 
-from basis_rl.data import problem_text
+from basis_rl.data.choices import how_read, read_options
 from basis_rl.data.prompts import GYM_COLUMN, PROMPT_COLUMNS, SOLUTION_COLUMNS, DataArguments, load_prompts
+from basis_rl.data.rows import bare_problem, gold_text
 from basis_rl.names import Mistakes
 from basis_rl.rewards import ChoiceReward, gold_answer
+from basis_rl.rewards.base import read_columns
 from basis_rl.rewards.code.tests import parse_tests
 from basis_rl.rewards.extract import is_prose, is_sentence
 from basis_rl.rewards.golds import invalid_golds
@@ -22,8 +26,13 @@ from basis_rl.rewards.registry import build_reward
 from basis_rl.text import BOXED
 
 # Names of columns that only a new recipe guesses, since it writes them down.
-_PROMPTS = ("instruction", "query", "input", "messages", "conversation", "text")
+_PROMPTS = (
+    "instruction", "query", "input", "messages", "conversation", "text", "question_stem", "stem", "ctx", "sentence",
+)  # fmt: skip
 _GOLDS = ("expected_answer", "target", "output", "label", "gold")
+# Of multiple-choice questions also these.
+_KEYS = ("answerKey", "answer_key", "answer_idx", "answer_index", "correct", "correct_answer", "correct_option", "cop")
+_OPTIONS = re.compile("choice|option|ending|candidate|alternative", re.IGNORECASE)
 _FUNCTIONS = ("entry_point", "fn_name", "func_name", "function_name")
 # Share of the problems.
 _HELD_OUT = 0.05
@@ -54,28 +63,35 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
         options: of the command line: columns and a reward function that are named.
 
     Raises:
-        ValueError: it has no problems, no golds, or none that a reward function could find right.
+        ValueError: it has no problems, no golds that the reward function reads, or none that it could find right.
     """
-    tests = tests_in(rows, options.prompt_column) if options.reward_funcs in (None, "code") else {}
+    name = options.reward_funcs
+    tests = tests_in(rows, options.prompt_column) if name in (None, "code") else {}
+    choices = choices_in(rows, options.solution_column) if name in (None, "choice") and not tests else {}
+    name = name or ("code" if tests else "choice" if choices else None)
+    reward = build_reward(name, tests) if name else None
     columns = rows.flatten().column_names
     guesses = {
         "prompt_column": options.prompt_column or _guess(columns, PROMPT_COLUMNS, _PROMPTS),
         "solution_column": options.solution_column or _guess(columns, SOLUTION_COLUMNS, [*tests.values(), *_GOLDS]),
+        **choices,
     }
     keys: dict[str, Any] = {key: column for key, column in guesses.items() if column}
     data = replace(data, test_fraction=_HELD_OUT, **keys)
+    load = partial(load_prompts, conversational=True, gold=reward is None or "solution" in read_columns([reward]))
     tried = Mistakes()
-    trained = tried.tried(load_prompts, data, conversational=True)
+    trained = tried.tried(load, data)
     if trained is None:
         data.on_missing_gold = keys["on_missing_gold"] = "drop"
-        trained = load_prompts(data, conversational=True)
-    held_out = tried.tried(load_prompts, data, conversational=True, held_out=True)
+        trained = load(data)
+    held_out = tried.tried(load, data, held_out=True)
     if held_out is None:
         data.test_fraction = 0.0
-        trained = load_prompts(data, conversational=True)
+        trained = load(data)
     first = trained.select(range(min(_MOST, len(trained))))
-    name = options.reward_funcs or fitting(first, tests, data.dataset_name)
-    reward = build_reward(name, tests)
+    if name is None or reward is None:
+        name = fitting(first, data.dataset_name)
+        reward = build_reward(name, {})
     invalid = invalid_golds(reward, first)
     others = invalid_golds(reward, held_out.select(range(min(_MOST, len(held_out))))) if held_out else []
     getattr(reward, "close", lambda: None)()
@@ -84,21 +100,37 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
                          "by --solution_column, or the reward function by --reward_funcs.")  # fmt: skip
     if invalid or others or len(trained) > _MOST:
         keys["on_invalid_gold"] = "drop"
-    if tests:
-        keys["reward_kwargs"] = tests
+    keys |= {"reward_kwargs": tests} if tests else {}
+    kind = "texts" if isinstance(first[0]["prompt"], str) else "conversations"
     prompts = len(trained) - len(invalid)
     size = min(8, prompts)
-    text = isinstance(first[0]["prompt"], str)
-    asking = text and not _says_the_form(first["prompt"])
+    template = _template(name, first["prompt"], with_choices=bool(choices))
     return {
-        "read": f"{len(rows)} rows, whose prompts are {'texts' if text else 'conversations'}; the columns are "
-        f"{', '.join(rows.column_names)}.",
+        "read": f"{len(rows)} rows, whose prompts are {kind}; the columns are {', '.join(rows.column_names)}.",
         "keys": {key: json.dumps(value, ensure_ascii=False) for key, value in keys.items()},
-        "asks": json.dumps(_ASKS[name]) if asking and name in _ASKS else None,
+        "asks": template and json.dumps(template),
         "reward": name,
         "batch": (size, min(16, prompts // size)),
         "held_out": held_out is not None,
     }
+
+
+def _template(reward: str, prompts: Sequence[Any], *, with_choices: bool) -> str | None:
+    """The user's turn around these problems; None leaves conversations as they are.
+
+    Texts need one for the chat template. It asks for the form of the answer that the reward function reads, if most of
+    the problems do not say it; conversations are not asked for a box, without which math_verify finds the answer too.
+    """
+    texts = isinstance(prompts[0], str)
+    # A template takes known instructions out of a text.
+    asked = [
+        bare_problem(each) or "" if texts else "\n".join(str(turn["content"]) for turn in each) for each in prompts
+    ]
+    says_the_form = 2 * sum(_FORMAT.search(text) is not None for text in asked) >= len(asked)
+    body = "{prompt}\n\n{choices}" if with_choices else "{prompt}"
+    if reward in _ASKS and not says_the_form and (texts or reward != "math_verify"):
+        return _ASKS[reward].replace("{prompt}", body)
+    return body if texts or with_choices else None
 
 
 def _guess(columns: Sequence[str], usual: Sequence[str], others: Sequence[str]) -> str | None:
@@ -106,9 +138,25 @@ def _guess(columns: Sequence[str], usual: Sequence[str], others: Sequence[str]) 
     return None if set(usual) & set(columns) else next((name for name in others if name in columns), None)
 
 
-def _says_the_form(prompts: Sequence[Any]) -> bool:
-    """Whether at least half of the prompts say how the answer is to be given."""
-    return 2 * sum(_FORMAT.search(problem_text(prompt)) is not None for prompt in prompts) >= len(prompts)
+def choices_in(rows: Dataset, solution_column: str | None) -> dict[str, str]:
+    """The columns of the options and of the gold, if the rows are multiple-choice questions.
+
+    Options are in one column, or in some that are lettered or numbered, and the golds name them (`how_read`).
+    """
+    first = rows.select(range(min(_MOST, len(rows))))
+    names = rows.column_names
+    several = [[name[:-1] + chr(ord(name[-1]) + i) for i in range(26)] for name in names if name[-1] in "Aa01"]
+    runs = [list(takewhile(names.__contains__, run)) for run in several]
+    for columns in [*([name] for name in names if _OPTIONS.search(name)), *(run for run in runs if len(run) > 1)]:
+        tried = Mistakes()
+        options = [tried.tried(read_options, cells) for cells in zip(*(first[name] for name in columns), strict=True)]
+        for gold in [solution_column] if solution_column else [*SOLUTION_COLUMNS, *_GOLDS, *_KEYS]:
+            if tried.found or gold not in names or gold in columns:
+                continue
+            golds = [(gold_text(cell) or "", each or []) for cell, each in zip(first[gold], options, strict=True)]
+            if 20 * how_read(golds)[1] >= 19 * len(golds):
+                return {"choices_column": ", ".join(columns), "solution_column": gold}
+    return {}
 
 
 def tests_in(rows: Dataset, prompt_column: str | None) -> dict[str, str]:
@@ -131,14 +179,12 @@ def tests_in(rows: Dataset, prompt_column: str | None) -> dict[str, str]:
     return {}
 
 
-def fitting(problems: Dataset, tests: dict[str, str], dataset: str) -> str:
+def fitting(problems: Dataset, dataset: str) -> str:
     """The reward function that can find golds right, by their form.
 
     Raises:
         ValueError: most golds are sentences, and no reward function compares sentences.
     """
-    if tests:
-        return "code"
     if GYM_COLUMN in problems.column_names:
         return "reasoning_gym"
     golds = [gold_answer(gold) for gold in problems["solution"]]

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from basis_rl import resources
-from basis_rl.names import FORMATS
+from basis_rl.names import as_name, file_format
 from basis_rl.recipe.sources import Key, known_keys
 from basis_rl.recipe.words import check_data, check_flags, check_words, peek, read_words
 
@@ -374,8 +374,8 @@ def asks_the_hub(command: str, argv: Sequence[str]) -> bool:
     keys = ("model_name_or_path", "dataset_name", "push_to_hub")
     given = {key: words.config.get(key) for key in keys} | peek(words.arguments, keys)[0]
     pushes = str(given.pop("push_to_hub") or False).lower() not in ("false", "no", "0")
-    names = [str(name) for name in given.values() if name]
-    local = [Path(name).exists() or ":" in name or Path(name).suffix in FORMATS for name in names]
+    names = [as_name(name) for name in given.values() if name]
+    local = [bool(Path(name).exists() or ":" in name or file_format(name)) for name in names]
     return not pushes and not all(local)
 
 

@@ -6,19 +6,19 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, concatenate_datasets, load_dataset
-from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-from basis_rl.data.rows import bare_problem, gold_text, is_single_turn, problem_text
+from basis_rl.data.choices import Option, how_read, letter_of, lettered, read_options
+from basis_rl.data.files import load_files, load_saved, without_bars
+from basis_rl.data.rows import bare_problem, gold_text, is_single_turn, problem_text, without_answer
+from basis_rl.data.template import filled, is_jinja, places, read_template
 from basis_rl.identity import prompt_id, row_id
-from basis_rl.names import FORMATS, check_file, option, require_extra
+from basis_rl.names import FORMATS, as_name, data_files, did_you_mean, option, require_extra
 
 PROMPT_COLUMNS = ("prompt", "problem", "question", "Problem", "Question")
 # A column of answers before one of worked solutions; a dot goes into a column of records.
@@ -31,6 +31,7 @@ SOLUTION_COLUMNS = (
     "Answer",
     "Solution",
 )
+_CHOICES = ("choices", "options")
 _GYM = "reasoning_gym:"
 # Read by `basis_rl.rewards.ReasoningGymReward`.
 GYM_COLUMN = "reasoning_gym"
@@ -45,7 +46,11 @@ _SEEDS = 1000
 class DataArguments:
     r"""Where the problems come from, and how they are put to the model."""
 
-    dataset_name: str = option("", "A Hub id, a .json, .jsonl, .parquet or .csv file, or `reasoning_gym:NAME`.")
+    dataset_name: str = option(
+        "",
+        "A Hub id; a .json, .jsonl, .parquet, .csv or .tsv file, also with .gz, or a list or glob of them; a folder of "
+        "`save_to_disk`; or `reasoning_gym:NAME`.",
+    )
     dataset_config: str | None = option(None, "The configuration name of a Hub dataset.")
     dataset_train_split: str = option("train", "The split to train on.")
     dataset_test_split: str | None = option(None, "The split to evaluate on; by default what test_fraction holds out.")
@@ -63,12 +68,20 @@ class DataArguments:
     )
     solution_list: str = option("all", "Of a gold that is a list, 'all' entries are required, or 'any' one is right.")
     context_column: str | None = option(None, "The column of a text to put before the problem, such as a passage.")
+    choices_column: str | None = option(
+        None,
+        "The options of multiple-choice questions: their column (a list, or a record of texts and labels), or one "
+        "column for each: 'A, B, C, D'. They stand below the problem as lines 'A. one', and the gold, as a label, "
+        "number or text of one of them, becomes its letter. The default is none, and where prompt_template has "
+        f"`{{choices}}` the first of {', '.join(_CHOICES)}.",
+    )
     strip_instructions: bool = option(True, "With prompt_template, removes DAPO's and verl's answer instructions.")
     on_missing_gold: str = option("error", "What happens to problems without a gold answer: 'error' or 'drop'.")
     prompt_template: str | None = option(
         None,
-        "The user's turn, in which `{prompt}` stands for the problem, such as '{prompt}' or '{prompt} Answer in "
-        "\\boxed{}.'; none unsets one. The default is the prompts of the dataset as they are: conversations, or texts "
+        "The user's turn, in which `{prompt}` stands for the problem, `{choices}` for its options and `{column}` for "
+        "any other column, such as '{prompt}' or '{prompt} Answer in \\boxed{}.'; or Jinja, also as the path of a "
+        ".jinja file; none unsets one. The default is the prompts of the dataset as they are: conversations, or texts "
         "without the chat template; benchmarks are asked for a \\boxed{}.",
     )
     system_prompt: str | None = option(
@@ -79,14 +92,24 @@ class DataArguments:
     test_fraction: float = option(0.0, "The share of problems held out from training, by a hash of the problem.")
 
     def __post_init__(self) -> None:
+        # In a recipe these may be lists.
+        self.dataset_name = as_name(self.dataset_name)
+        self.choices_column = as_name(self.choices_column) or None
         # The command line has no other word that unsets a key of the recipe.
         for key in ("prompt_template", "system_prompt"):
             if str(getattr(self, key)).lower() in ("none", "null"):
                 setattr(self, key, None)
+        if self.prompt_template is not None:
+            self.prompt_template = read_template(self.prompt_template)
 
 
 def load_prompts(
-    data: DataArguments, *, conversational: bool, held_out: bool = False, reads: Collection[str] = ("solution",)
+    data: DataArguments,
+    *,
+    conversational: bool,
+    held_out: bool = False,
+    reads: Collection[str] = ("solution",),
+    gold: bool = True,
 ) -> Dataset:
     """The training problems (or with `held_out` the others): ``prompt``, ``solution``, ``prompt_id``, all columns.
 
@@ -94,8 +117,8 @@ def load_prompts(
     ``prompt_id`` is that of the bare problem, so that it does not depend on template or system prompt, and of those of
     the other columns that rewards read (`reads`). A row with an id that an earlier one has is dropped, or if its prompt
     differs has the id of its whole prompt; the text alone decides what is held out, which is ``dataset_test_split`` if
-    there is one. How problems and golds are read from cells: `basis_rl.data.rows`. ``info.description`` says in words
-    what was read.
+    there is one. How problems and golds are read from cells: `basis_rl.data.rows`. Without `gold` rows need none, and
+    without its column there is no ``solution``. ``info.description`` says in words what was read.
 
     Raises:
         ValueError: dataset, column or pattern that does not exist or fit; says which, of what, and what to set.
@@ -103,12 +126,17 @@ def load_prompts(
     _check(data)
     data, held_out = _split(data, held_out)
     dataset = load_rows(data)
-    rows, read = _read(dataset, data, conversational, held_out, reads)
+    fields = _with_fields(dataset)
+    source = _source(fields, data, gold)
+    missing = data.on_missing_gold if gold else "drop"
+    data = replace(data, prompt_column=source.prompt, on_missing_gold=missing)
+    counted = [column for column in _kept(dataset, data) if column in reads]
+    rows, read = _read(fields, data, source, conversational, held_out, reads, counted)
     _require(rows, data, held_out)
     made = Dataset.from_list([row for _, row in rows])
-    said = f"{read}. {_presented(data, made[0]['prompt'])}"
+    said = f"{read}. {_presented(data, made[0]['prompt'], conversational)}"
     if kept := _kept(dataset, data):
-        with _without_bars():
+        with without_bars():
             beside = dataset.select([index for index, _ in rows]).select_columns(kept)
             made = concatenate_datasets([made, beside.flatten_indices(keep_in_memory=True)], axis=1)
     made.info.description = said
@@ -156,7 +184,7 @@ def load_tasks(
             # An environment adds to the user's turn.
             data = replace(data, prompt_template="{prompt}", strip_instructions=False)
         read = rows.column_names if reads is None else reads
-        return load_prompts(data, conversational=conversational, held_out=held_out, reads=read)
+        return load_prompts(data, conversational=conversational, held_out=held_out, reads=read, gold="solution" in read)
     # As in `load_prompts`, an id is as good as a random number.
     drawn = (int(row_id(row, reads)[:8], 16) / 16**8 for row in rows)
     chosen = [index for index, number in enumerate(drawn) if (number < data.test_fraction) == held_out]
@@ -165,65 +193,153 @@ def load_tasks(
     source = f"'{data.dataset_name}'" if data.dataset_name else "numbers, in the column 'seed'"
     rows.info.description = f"The environment is reset with the rows of {source}"
     return rows
+@dataclass(frozen=True)
+class _Source:
+    """The columns that problems are made of; a dot leads into a column of records.
+
+    Attributes:
+        gold: whether every row needs one.
+        prompt, solution, context: None where there is none.
+        choices: one column with all options, or one for each.
+        shown: the other columns that the template has places for.
+        reading: how golds name an option (`basis_rl.data.choices.READINGS`).
+    """
+
+    gold: bool
+    prompt: str
+    solution: str | None = None
+    context: str | None = None
+    choices: Sequence[str] = ()
+    shown: Sequence[str] = ()
+    reading: str = ""
+
+    @property
+    def columns(self) -> list[str]:
+        """All of them."""
+        return [*filter(None, (self.prompt, self.solution, self.context)), *self.choices, *self.shown]
+
+    def options(self, row: Mapping[str, Any], where: str) -> list[Option]:
+        """The options of a row; none of one that is no multiple-choice question.
+
+        Raises:
+            ValueError: there are columns of options, and they hold none.
+        """
+        try:
+            return read_options([row[column] for column in self.choices]) if self.choices else []
+        except ValueError as error:
+            raise ValueError(f"choices_column: row {where}: {error}.") from error
+
+
+def _source(dataset: Dataset, data: DataArguments, gold: bool) -> _Source:
+    """Finds the columns, by their names and those in the template.
+
+    Raises:
+        ValueError: one is not there, or the template shows no problem, or the gold.
+    """
+    prompt = _column(dataset, data, "prompt_column", PROMPT_COLUMNS)
+    # The library's type for a column whose cells are of several kinds.
+    if type(dataset.features[prompt]).__name__ == "Json":
+        mixed = f"'{data.dataset_name}': column '{prompt}' has texts in some rows and conversations in others"
+        raise ValueError(mixed + ". Make them all conversations: [{'role': 'user', 'content': TEXT}].")
+    has_gold = gold or data.solution_column or set(SOLUTION_COLUMNS) & set(dataset.column_names)
+    named = places(data.prompt_template or "{prompt}")
+    choices = [name.strip() for name in (data.choices_column or "").split(",") if name.strip()]
+    if "choices" in named and not choices:
+        choices = [_column(dataset, data, "choices_column", _CHOICES)]
+    source = _Source(
+        gold=gold,
+        prompt=prompt,
+        solution=_column(dataset, data, "solution_column", SOLUTION_COLUMNS) if has_gold else None,
+        context=_column(dataset, data, "context_column", ()) if data.context_column else None,
+        choices=choices,
+        shown=sorted(named - {"prompt", "choices", prompt}),
+    )
+    if not named & {"prompt", prompt}:
+        raise ValueError(f"prompt_template must hold `{{prompt}}` or `{{{prompt}}}`, the place of the problem.")
+    if source.solution in named:
+        raise ValueError(f"prompt_template shows the gold, which is column '{source.solution}'. Take it out.")
+    known = dataset.column_names
+    if unknown := [name for name in source.columns if name not in known]:
+        has = f"'{data.dataset_name}' has no column '{unknown[0]}', only {known}.{did_you_mean(unknown[0], known)}"
+        raise ValueError(f"{'choices_column' if unknown[0] in choices else 'prompt_template'}: {has}")
+    return replace(source, reading=_how_golds_name_options(dataset, data, source))
+
+
+def _how_golds_name_options(dataset: Dataset, data: DataArguments, source: _Source) -> str:
+    """The reading of all rows, since one alone does not tell from where golds count."""
+    if not source.choices or source.solution is None:
+        return ""
+    found = []
+    lenient = replace(data, on_missing_gold="drop")
+    for index, row in enumerate(_rows(dataset, [source.solution, *source.choices])):
+        if (gold := _gold(row[source.solution], lenient, source.solution, index)) is not None:
+            found.append((gold, source.options(row, f"{index} of '{data.dataset_name}'")))
+    return how_read(found)[0]
 
 
 def _read(
-    dataset: Dataset, data: DataArguments, conversational: bool, held_out: bool, reads: Collection[str]
+    dataset: Dataset,
+    data: DataArguments,
+    source: _Source,
+    conversational: bool,
+    held_out: bool,
+    reads: Collection[str],
+    counted: Sequence[str],
 ) -> tuple[list[tuple[int, dict[str, Any]]], str]:
     """The rows that stay, by their index in the dataset, with prompt, gold and id; and from where these are read."""
-    flat = dataset.flatten()
-    prompts = _column(flat, data, "prompt_column", PROMPT_COLUMNS)
-    # The library's type for a column whose cells are of several kinds.
-    if type(flat.features[prompts]).__name__ == "Json":
-        mixed = f"'{data.dataset_name}': column '{prompts}' has texts in some rows and conversations in others"
-        raise ValueError(mixed + ". Make them all conversations: [{'role': 'user', 'content': TEXT}].")
-    has_gold = "solution" in reads or data.solution_column or set(SOLUTION_COLUMNS) & set(flat.column_names)
-    solutions = _column(flat, data, "solution_column", SOLUTION_COLUMNS) if has_gold else None
-    context = _column(flat, data, "context_column", ()) if data.context_column else None
     found: dict[str, tuple[int, dict[str, Any]]] = {}
     missing = 0
     again = 0
-    counted = [column for column in _kept(dataset, data) if column in reads]
-    others = _rows(dataset, counted) if counted else repeat(dict[str, Any]())
-    cells = _rows(flat, [column for column in (prompts, solutions, context) if column])
-    for index, (row, other) in enumerate(zip(cells, others, strict=False)):
-        cell = row[prompts]
-        before = f"{row[context].strip()}\n\n" if context and row[context] else ""
-        problem = before + _problem(cell, data, prompts, index)
+    cut = 0
+    for index, row in enumerate(_rows(dataset, [*source.columns, *counted])):
+        cell = without_answer(row[source.prompt])
+        before = f"{row[source.context].strip()}\n\n" if source.context and row[source.context] else ""
+        problem = before + _problem(cell, data, source.prompt, index)
         # The first 32 bits of the id, a hash, are as good as a random number that stays.
         drawn = int(prompt_id(problem)[:8], 16) / 16**8
         if (drawn < data.test_fraction) == held_out:
-            gold = _golds(row[solutions], data, solutions, index) if solutions else None
-            if (gold is None or gold == []) and "solution" in reads:
+            options = source.options(row, f"{index} of '{data.dataset_name}'")
+            gold = _golds(row, options, data, source, index)
+            if source.gold and gold in (None, []):
                 missing += 1
                 continue
-            columns = {**({"solution": gold} if "solution" in reads else {}), **other}
-            prompt = prompt_of(cell, data, before, conversational=conversational)
+            cut += cell is not row[source.prompt]
+            columns = {column: row[column] for column in counted}
+            columns |= {"solution": gold} if "solution" in reads else {}
+            columns |= {"choices": [text for _, text in options]} if options else {}
+            shown = {column: row[column] for column in source.shown}
+            prompt = prompt_of(cell, data, before, options, shown, conversational=conversational)
             name = prompt_id(problem if is_single_turn(cell) else cell, columns)
             # Another prompt around the same problem is not a repetition: the whole prompt tells the two apart.
             if name in found and found[name][1]["prompt"] != prompt:
-                name = prompt_id(before + cell if isinstance(cell, str) else cell, columns)
+                name = prompt_id(before + cell if isinstance(cell, str) else cell, {**shown, **columns})
             again += name in found
-            golds = {"solution": gold} if solutions else {}
-            found.setdefault(name, (index, {"prompt": prompt, **golds, "prompt_id": name}))
+            made = {"prompt": prompt, **({"solution": gold} if source.solution else {}), "prompt_id": name}
+            found.setdefault(name, (index, made))
         if data.max_train_samples is not None and len(found) >= data.max_train_samples:
             break
     if missing:
         logging.getLogger(__name__).warning("'%s': left out %d problems without a gold.", data.dataset_name, missing)
-    read = f"'{data.dataset_name}', {len(dataset)} rows: the problem from column '{prompts}'"
-    read += f", the gold from '{solutions}'" if solutions else ""
+    read = f"'{data.dataset_name}', {len(dataset)} rows: the problem from column '{source.prompt}', "
+    read += f"the gold from '{source.solution}'" if source.solution else "no gold, which no reward function reads"
+    read += f" ({source.reading} of the options in '{', '.join(source.choices)}')" if source.reading else ""
     read += f"; {again} are left out, whose problem an earlier row has" if again else ""
+    read += f"; {cut} conversations are taken up to the assistant's answer at their end" if cut else ""
     read += "; its column 'prompt_id' is replaced by ids of the problems" if "prompt_id" in dataset.column_names else ""
     return list(found.values()), read
 
 
-def _presented(data: DataArguments, prompt: Any) -> str:
+def _presented(data: DataArguments, prompt: Any, conversational: bool) -> str:
     """In a sentence what is made of the prompts of the dataset."""
     said = f"prompt_template {data.prompt_template!r} is put around each problem"
     if data.prompt_template is None:
-        kind = "texts, without the chat template," if isinstance(prompt, str) else "conversations"
-        said = f"The prompts are {kind} as the dataset has them"
-        said += "" if data.system_prompt else " (earlier versions had a prompt_template, which asked for a \\boxed{})"
+        text = isinstance(prompt, str)
+        said = f"The prompts are {'texts' if text else 'conversations'} as the dataset has them"
+        if text and conversational:
+            said += (
+                ", without the chat template that the model has: prompt_template: '{prompt}' makes each one a user's "
+                "turn in it"
+            )
     return said + (", and system_prompt is the system message" if data.system_prompt else "")
 
 
@@ -239,8 +355,6 @@ def _kept(dataset: Dataset, data: DataArguments) -> list[str]:
 
 
 def _check(data: DataArguments) -> None:
-    if data.prompt_template is not None and "{prompt}" not in data.prompt_template:
-        raise ValueError("prompt_template must hold `{prompt}`, the place of the problem.")
     if data.dataset_test_split and data.test_fraction:
         raise ValueError("dataset_test_split and test_fraction both name problems to evaluate on: set one of the two.")
     if not 0 <= data.test_fraction < 1:
@@ -257,25 +371,46 @@ def _rows(dataset: Dataset, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-def prompt_of(cell: Any, data: DataArguments, before: str = "", *, conversational: bool) -> str | list[dict[str, Any]]:
+def _with_fields(dataset: Dataset) -> Dataset:
+    """The dataset with a column for each field of its records, named with a dot, besides the records themselves."""
+    flat = dataset.flatten()
+    records = [column for column in dataset.column_names if column not in flat.column_names]
+    return concatenate_datasets([flat, dataset.select_columns(records)], axis=1) if records else flat
+
+
+def prompt_of(
+    cell: Any,
+    data: DataArguments,
+    before: str = "",
+    options: Sequence[Option] = (),
+    shown: Mapping[str, Any] | None = None,
+    *,
+    conversational: bool,
+) -> str | list[dict[str, Any]]:
     """The prompt of a row: its cell, with the template around the last turn of a user if `data` has one.
 
-    `before` goes before the problem. Template and system prompt make a conversation if `conversational`, else a text
-    whose first paragraph is the system message; without them a text stays a text.
+    `before` goes before the problem, and the lines of `options` behind it, unless the template has a place for them.
+    `shown` are the cells of the other columns that it has places for. Template and system prompt make a conversation if
+    `conversational`, else a text whose first paragraph is the system message; without them a text stays a text.
 
     Raises:
         ValueError: a conversation of several turns would have to become a text.
     """
     template = data.prompt_template
     system = data.system_prompt
-    if template is None and not system and (isinstance(cell, str) or not before):
-        return before + cell if isinstance(cell, str) else cell
+    placed = template is not None and "choices" in places(template)
+    after = f"\n\n{lettered(options)}" if options and not placed else ""
+    # Jinja writes the options as it likes.
+    choices = [text for _, text in options] if template and is_jinja(template) else lettered(options)
+    if template is None and not system and (isinstance(cell, str) or not (before or after)):
+        return before + cell + after if isinstance(cell, str) else cell
     messages = [{"role": "user", "content": cell}] if isinstance(cell, str) else list(cell)
     last = max(index for index, message in enumerate(messages) if message["role"] == "user")
-    if template is not None or before:
+    if template is not None or before or after:
         text = bare_problem([messages[last]], strip_instructions=template is not None and data.strip_instructions)
-        asked = (template or "{prompt}").replace("{prompt}", before + (text or ""))
-        messages[last] = {**messages[last], "content": asked}
+        problem = before + (text or "") + after
+        values = {**(shown or {}), "choices": choices, "prompt": problem, str(data.prompt_column): problem}
+        messages[last] = {**messages[last], "content": problem if template is None else filled(template, values)}
     if system:
         others = [message for message in messages if message["role"] != "system"]
         messages = [{"role": "system", "content": system}, *others]
@@ -300,8 +435,10 @@ def load_rows(data: DataArguments) -> Dataset:
         raise ValueError("dataset_name is missing: a Hub id, a .json/.jsonl/.parquet/.csv file, or reasoning_gym:NAME.")
     if name.startswith(_GYM):
         return _reasoning_gym(name.removeprefix(_GYM), data.dataset_kwargs)
-    if Path(name).suffix in FORMATS:
-        return _load_file(Path(name))
+    if files := data_files(name):
+        return load_files(name, files)
+    if any((Path(name) / file).is_file() for file in ("state.json", "dataset_dict.json")):
+        return load_saved(name, data.dataset_train_split)
     try:
         return load_dataset(name, data.dataset_config, split=data.dataset_train_split)
     except ValueError:
@@ -310,41 +447,6 @@ def load_rows(data: DataArguments) -> Dataset:
         said = f"could not be loaded ({type(error).__name__}: {str(error)[:200]})"
         forms = f"a Hub id, the path of a file ({', '.join(FORMATS)}), or {_GYM}NAME"
         raise ValueError(f"dataset_name: '{name}' {said}. It must be {forms}.") from error
-
-
-def _load_file(path: Path) -> Dataset:
-    """The rows of a file.
-
-    Raises:
-        ValueError: it is not there, is empty, or cannot be read, with the reason and where it says so the place.
-    """
-    check_file(str(path))
-    with path.open("rb") as file:
-        empty = not file.read(1000).strip()
-    try:
-        with _without_bars():
-            return load_dataset(FORMATS[path.suffix], data_files=str(path), split="train")
-    except Exception as error:
-        if empty or "corresponds to no data" in str(error):
-            raise ValueError(f"dataset_name: the file '{path}' holds no rows.") from error
-        reason: BaseException = error
-        # The error of datasets itself says only that something failed.
-        while reason.__cause__ is not None:
-            reason = reason.__cause__
-        said = f"{path.suffix.removeprefix('.')} ({type(reason).__name__}: {' '.join(str(reason).split())[:300]})"
-        raise ValueError(f"dataset_name: '{path}' cannot be read as {said}.") from error
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Within it `datasets` shows no bars: reading a file takes a moment."""
-    shown = not are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            enable_progress_bars()
 
 
 def _reasoning_gym(name: str, kwargs: dict[str, Any] | str) -> Dataset:
@@ -412,12 +514,31 @@ def _problem(value: Any, data: DataArguments, column: str, index: int) -> str:
     return problem
 
 
-def _golds(value: Any, data: DataArguments, column: str, index: int) -> str | list[str] | None:
+def _golds(
+    row: Mapping[str, Any], options: Sequence[Option], data: DataArguments, source: _Source, index: int
+) -> str | list[str] | None:
     """The cell of ``solution``: one text, or with ``solution_list: any`` a list, of one text or more."""
-    if data.solution_list == "all":
-        return _gold(value, data, column, index)
-    golds = [_gold(each, data, column, index) for each in (value if isinstance(value, list) and value else [value])]
-    return [gold for gold in golds if gold is not None]
+    if source.solution is None:
+        return None
+    cell = row[source.solution]
+    several = data.solution_list == "any"
+    cells = cell if several and isinstance(cell, list) and cell else [cell]
+    golds = [_gold(each, data, source.solution, index) for each in cells]
+    if options:
+        golds = [gold and _letter(gold, options, data, source, index) for gold in golds]
+    found = [gold for gold in golds if gold is not None]
+    return found if several else next(iter(found), None)
+
+
+def _letter(gold: str, options: Sequence[Option], data: DataArguments, source: _Source, index: int) -> str | None:
+    """The letter of the option that is the gold; None where there is none and such rows are to be dropped."""
+    letter = letter_of(gold, options, source.reading)
+    if letter is None and data.on_missing_gold != "drop":
+        raise ValueError(
+            f"Row {index} of '{data.dataset_name}': the gold {gold[:60]!r} is none of its {len(options)} options "
+            f"(read as {source.reading}). Remove such rows, set on_missing_gold: drop, or set solution_column."
+        )
+    return letter
 
 
 def _gold(value: Any, data: DataArguments, column: str, index: int) -> str | None:

@@ -33,6 +33,14 @@ def problem_text(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(said).strip()
 
 
+def without_answer(value: Any) -> Any:
+    """A conversation without turns of the assistant at its end, which data of supervised training has; else `value`."""
+    turns = list(value) if isinstance(value, list) else []
+    while turns and isinstance(turns[-1], Mapping) and turns[-1].get("role") == "assistant":
+        turns.pop()
+    return turns or value
+
+
 def is_single_turn(prompt: Any) -> bool:
     """Whether it is a text, or a conversation in which a user speaks once and nobody else but the system."""
     return isinstance(prompt, str) or [m["role"] for m in prompt if m["role"] != "system"] == ["user"]

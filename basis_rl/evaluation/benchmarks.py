@@ -11,7 +11,7 @@ from typing import Any
 from datasets import Dataset
 
 from basis_rl.data import DataArguments, load_prompts
-from basis_rl.names import FORMATS, did_you_mean
+from basis_rl.names import did_you_mean, file_format
 from basis_rl.rewards import gold_answer
 from basis_rl.rewards.golds import invalid_golds, without_invalid_golds
 from basis_rl.text import BOXED
@@ -92,14 +92,14 @@ def find_benchmark(item: str) -> tuple[str, Benchmark]:
         ValueError: no such benchmark.
     """
     name, equals, source = item.partition("=")
-    if not equals and Path(item).suffix in FORMATS:
-        name = Path(item).stem
+    if not equals and file_format(item):
+        name = Path(item.removesuffix(".gz")).stem
         source = item
     if not source:
         if name not in BENCHMARKS:
             raise ValueError(
                 f"Unknown benchmark '{item}'.{did_you_mean(item, BENCHMARKS)} Known: {', '.join(BENCHMARKS)}; or the "
-                "path of a file (.json, .jsonl, .parquet, .csv), or NAME=SOURCE."
+                "path of a file (.json, .jsonl, .parquet, .csv, .tsv), or NAME=SOURCE."
             )
         return name, BENCHMARKS[name]
     known = BENCHMARKS.get(name, Benchmark({}))
@@ -130,7 +130,8 @@ def load_own(data: DataArguments, *, conversational: bool, limit: int | None, re
 
     Args:
         data: of the training, with ``test_fraction`` or ``dataset_test_split`` if problems are held out.
-        conversational, reads: see `load_prompts`.
+        conversational: see `load_prompts`.
+        reads: the columns that the reward function reads.
         limit: the number of problems; None for all, of a training split at most ``max_train_samples``.
 
     Raises:
@@ -140,8 +141,12 @@ def load_own(data: DataArguments, *, conversational: bool, limit: int | None, re
     # As in training, where it does not limit the split to evaluate on.
     of_training = None if data.dataset_test_split else data.max_train_samples
     asked = replace(data, max_train_samples=limit or of_training)
-    name = re.split(r"[/:]", str(data.dataset_name))[-1].removesuffix(Path(data.dataset_name).suffix)
-    loaded = load_prompts(asked, conversational=conversational, held_out=held_out, reads=reads)
+    last = re.split(r"[/:]", data.dataset_name.removesuffix(".gz"))[-1]
+    # A glob is no name of a file.
+    name = re.sub(r"[^\w.+-]+", "_", last.removesuffix(Path(last).suffix))
+    counting = {*reads, "solution"}
+    gold = "solution" in reads
+    loaded = load_prompts(asked, conversational=conversational, held_out=held_out, reads=counting, gold=gold)
     return _problems(name, Benchmark({"dataset_name": data.dataset_name}), loaded)
 
 
@@ -152,7 +157,8 @@ def _problems(name: str, benchmark: Benchmark, loaded: Dataset) -> Problems:
 
 
 def _row(row: dict[str, Any], benchmark: Benchmark, level: str | None) -> dict[str, Any]:
-    gold = row["solution"]
+    # There is none where no reward reads one.
+    gold = row.get("solution")
     gold = gold_answer(gold) if isinstance(gold, str) else gold
     for pattern, by in benchmark.gold:
         gold = re.sub(pattern, by, gold)

@@ -148,9 +148,10 @@ def load_training_data(
     if made := build_run_environment(recipe.run):
         reads = Plan(recipe.args, reward_funcs=list(rewards), kwargs={"environment_factory": made}).reads
         return load_tasks(data, conversational=chat, held_out=held_out, reads=reads)
-    # The gold always counts, so that a script that loads the same problems gets the same ids.
-    reads = read_columns(rewards) | {"solution"}
-    return load_prompts(data, conversational=chat, held_out=held_out, reads=reads)
+    reads = read_columns(rewards)
+    # Where there is a gold it counts, so that a script that loads the same problems gets the same ids.
+    counting = reads | {"solution"}
+    return load_prompts(data, conversational=chat, held_out=held_out, reads=counting, gold="solution" in reads)
 
 
 def load_eval_data(

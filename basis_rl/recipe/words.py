@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from basis_rl import resources
-from basis_rl.names import Mistakes, check_columns, check_file, did_you_mean
+from basis_rl.names import Mistakes, as_name, check_columns, data_files, did_you_mean
 from basis_rl.recipe.sources import SECTIONS, known_keys, section_of
 from basis_rl.recipe.trl_recipes import from_trl
 
@@ -230,8 +230,8 @@ def check_data(config: Mapping[str, Any], arguments: Sequence[str]) -> None:
         arguments: of the command line, which win.
     """
     given = {**config, **peek(arguments, ["dataset_name", *_COLUMNS])[0]}
-    name = str(given.get("dataset_name") or "")
-    check_file(name)
+    name = as_name(given.get("dataset_name"))
+    data_files(name)
     check_columns(name, {key: given.get(key) for key in _COLUMNS})
 
 

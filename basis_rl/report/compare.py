@@ -19,7 +19,7 @@ END = 0.1
 _MOST_BINS = 50
 # What groups should have in common, and the keys that say so.
 _IN_COMMON = {
-    "data": r"dataset_.*|(prompt|solution|context)_(column|template|pattern|list)|system_prompt|data",
+    "data": r"dataset_.*|(prompt|solution|context|choices)_(column|template|pattern|list)|system_prompt|data",
     "rewards": r"reward(_.*)?",
     "model": r"model_(name_or_path|revision)|base_(model|revision)",
 }

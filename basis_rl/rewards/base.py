@@ -47,6 +47,7 @@ class Reward(Protocol):
       that differ in these alone are one problem;
     - ``reward_range``, the least and the largest score: without it beliefs learn it from the batches before;
     - ``check_golds`` (`GoldChecker`): without it no gold is checked before the run;
+    - ``check_prompts``: is called with the texts of problems, raises ValueError for some that it cannot judge;
     - ``tell_prompt``: is called with the first prompt as the model is given it, with what the chat template adds;
     - ``tell_template``: is called with the chat template's text, empty without one, and whether one of the first 256
       prompts has a ``\boxed`` in it;

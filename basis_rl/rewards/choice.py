@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from basis_rl.rewards.base import Column, Completions, LogMetric, Scores, log_shares
@@ -31,6 +32,13 @@ _OTHER = re.compile(
 )
 # Another option with its text.
 _ANOTHER = re.compile(r"(?<![A-Za-z(])\(?(?P<letter>[A-J])(?:\)|[.:](?=\s))")
+
+
+def _mark(letter: str, following: str) -> str:
+    """The pattern of an option with its text: a letter that begins a line, or that a mark follows. Not in a list of
+    letters, "(A), (B) or (C)"."""
+    text = rf"(?!(?:or|and|{following})\b)\w"
+    return rf"^[^\w\n]*+{letter}[^\w\n]+{text}|(?<!\w){letter}\s?[)\]}}.:|=、*–—-][^\w,;/]*+{text}"
 
 
 class ChoiceReward(AfterThought):
@@ -74,6 +82,7 @@ class ChoiceReward(AfterThought):
         self.ignore_case = ignore_case
         self.gold_index = gold_index
         self._set_thought("choice", after_think, unfinished)
+        self._marks = [re.compile(_mark(*letters[i : i + 2].ljust(2)), re.MULTILINE | re.IGNORECASE) for i in (0, 1)]
         self._stated = f"rules {_RULES}, {letters}{', any case' if ignore_case else ''}"
 
     def __call__(
@@ -126,6 +135,23 @@ class ChoiceReward(AfterThought):
     def check_golds(self, solution: Column) -> list[int]:
         """Indices of the golds that name no option."""
         return [i for i, cell in enumerate(solution) if self.gold(cell) is None]
+
+    def check_prompts(self, prompts: Sequence[str]) -> None:
+        """Refuse problems without options: a letter is no answer to them.
+
+        Args:
+            prompts: their texts.
+
+        Raises:
+            ValueError: most of them do not show the first two options.
+        """
+        without = [text for text in prompts if not all(mark.search(text) for mark in self._marks)]
+        if 2 * len(without) > len(prompts):
+            raise ValueError(
+                f"The reward choice reads a letter, but {len(without)} of {len(prompts)} prompts show no options, such "
+                f"as {without[0][:100]!r}. Name their column, and they stand below each problem: choices_column: "
+                "choices (or one for each: A, B, C, D). Or write them into the prompts, as lines 'A. one', 'B. two'."
+            )
 
     def _boxed(self, content: str) -> str | None:
         letter = boxed_letter(content)

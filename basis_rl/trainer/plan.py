@@ -634,9 +634,13 @@ def check_eval_data(plan: Plan) -> Plan:
 
 
 def check_rows(plan: Plan) -> None:
-    """Each prompt asks something that the model is to answer."""
+    """Each prompt asks something that the model is to answer, and the reward functions can judge."""
+    checking = [reward for reward in plan.reward_funcs if hasattr(reward, "check_prompts")]
     for what, rows in plan.sets.items():
         check_prompts(rows["prompt"], what)
+        # A picture may show what the text does not.
+        for reward in [] if IMAGES & set(rows.column_names) else checking:
+            reward.check_prompts([problem_text(prompt) for prompt in rows["prompt"]])
 
 
 def check_templates(plan: Plan, config: Any = None) -> None:

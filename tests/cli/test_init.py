@@ -8,6 +8,7 @@ import pytest
 from basis_rl import names, resources
 from basis_rl.cli import main as cli
 from basis_rl.cli.main import main
+from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.words import read_recipe
 
@@ -61,7 +62,11 @@ def test_a_new_recipe_fits_the_data_that_it_is_given(rows, written, tmp_path, ti
 
 
 LETTERS = [{"question": f"{i}+1? A) {i} B) {i + 1}", "answer": "B" if i % 3 else "(A)"} for i in range(30)]
-ASSERTS = [{"prompt": f"Write f(n), n plus {i}.", "test_list": [f"assert f(1) == {i + 1}"]} for i in range(30)]
+ASSERTS = [
+    {"prompt": f"Write f(n), n plus {i}.", "test_list": [f"assert f(1) == {i + 1}", f"assert f(2) == {i + 2}"]}
+    for i in range(30)
+]
+ONE_TEXT = [{"prompt": row["prompt"], "tests": "\n".join(row["test_list"])} for row in ASSERTS]
 CHECKS = [
     {"prompt": f"def f{i}(n):", "entry_point": f"f{i}", "canonical_solution": "return n",
      "test": f"def check(candidate):\n    assert candidate(1) == {i}\n"}
@@ -81,10 +86,12 @@ BOXES = [{"prompt": f"Put {i} + 1 into \\boxed{{}}.", "answer": str(i + 1)} for 
         (LETTERS, "choice", None, "letter"),
         (ASSERTS, "code", {"column": "test_list"}, "Python"),
         (CHECKS, "code", {"column": "test", "fn_name": "entry_point"}, "Python"),
+        (ONE_TEXT, "code", {"column": "tests"}, "Python"),
         (WORDS, "exact", None, "boxed"),
         (LONG, "exact", None, "boxed"),
         (WORKED, "math_verify", None, "boxed"),
-        (BOXES, "math_verify", None, ""),
+        # They ask for a box by themselves; a template puts them into the chat template.
+        (BOXES, "math_verify", None, "{prompt}"),
     ],
 )
 def test_the_reward_is_one_that_can_find_the_golds_right(rows, reward, kwargs, asks, tmp_path, tiny_path, monkeypatch):
@@ -93,9 +100,82 @@ def test_the_reward_is_one_that_can_find_the_golds_right(rows, reward, kwargs, a
     assert main(["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu"]) == 0
     keys = read_recipe("new.yaml")
     assert (keys["reward_funcs"], keys.get("reward_kwargs")) == ([reward], kwargs)
-    assert asks in keys.get("prompt_template", "")
-    assert ("prompt_template" in keys) == bool(asks)
+    assert asks in keys["prompt_template"]
+    assert (keys["prompt_template"] == "{prompt}") == (asks == "{prompt}")
     assert main(["check", "new.yaml", "--strict", "--max_completion_length", "32"]) == 0
+
+
+FOUR = ["one", "two", "three", "four"]
+MMLU = [{"question": f"Which is {i}?", "choices": FOUR, "answer": i % 4} for i in range(30)]
+ARC = [
+    {"question": f"Which is {i}?", "choices": {"text": FOUR, "label": labels}, "answerKey": labels[i % 4]}
+    for i in range(30)
+    for labels in [list("ABCD") if i % 2 else list("1234")]
+]
+COLUMNS = [
+    {"question": f"Which is {i}?", **dict(zip("ABCD", FOUR, strict=True)), "answer": "ABCD"[i % 4]} for i in range(30)
+]
+PAIRS = [{"sentence": f"_ is {i}.", "option1": "it", "option2": "she", "answer": str(1 + i % 2)} for i in range(30)]
+TEXTS = [{"question": f"Which is {i}?", "options": FOUR, "answer": FOUR[i % 4]} for i in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "gold"),
+    [(MMLU, "choices", "answer"), (ARC, "choices", "answerKey"), (COLUMNS, "A, B, C, D", "answer"),
+     (PAIRS, "option1, option2", "answer"), (TEXTS, "options", "answer")],
+)  # fmt: skip
+def test_options_of_every_form_reach_the_prompt_and_golds_are_letters(
+    rows, columns, gold, tmp_path, tiny_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu"]) == 0
+    recipe = parse_recipe(["new.yaml"])
+    assert recipe.run.reward_funcs == ["choice"]
+    assert (recipe.data.choices_column, recipe.data.solution_column) == (columns, gold)
+    _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
+    loaded = load_training_data(recipe, tokenizer)
+    for row in loaded:
+        right = "ABCD".index(row["solution"])
+        number = int("".join(filter(str.isdigit, row.get("question") or row["sentence"])))
+        assert right == number % (2 if rows is PAIRS else 4)
+        line = f"{row['solution']}. {['it', 'she'][right] if rows is PAIRS else FOUR[right]}\n"
+        assert line in row["prompt"][-1]["content"]
+    if rows is MMLU:
+        short = ["--max_completion_length", "32"]
+        assert main(["check", "new.yaml", "--strict", *short]) == 0
+        capsys.readouterr()
+        # Without their options the letters mean nothing.
+        bare = ["--prompt_template", "{prompt} Answer with A, B, C or D.", "--choices_column", ""]
+        assert main(["check", "new.yaml", *short, *bare, "--reward_kwargs.gold_index", "0"]) == 2
+        assert "prompts show no options" in capsys.readouterr().err
+
+
+def test_without_a_gold_a_reward_that_reads_none_is_taken(tmp_path, tiny_path, monkeypatch, capsys):
+    """TRL's first example: tldr, and a function of the length alone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_length", raising=False)
+    rows = [{"prompt": f"POST: it was {i}.\n\nTL;DR:", "completion": "so"} for i in range(60)]
+    (tmp_path / "tldr.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "my_length.py").write_text(
+        "def reward_len(completions, **kwargs):\n    return [-abs(20.0 - len(str(each))) for each in completions]\n"
+        "def equal(completions, solution, **kwargs):\n    return [float(each in solution) for each in completions]\n"
+    )
+    words = ["init", "new.yaml", "--model", str(tiny_path), "--data", "tldr.jsonl", "--cpu"]
+    for reads in ([], ["--reward_funcs", "my_length.equal"]):
+        assert main([*words, *reads]) == 2
+        assert "say which one with solution_column" in capsys.readouterr().err
+    assert main([*words, "--reward_funcs", "my_length.reward_len"]) == 0
+    keys = read_recipe("new.yaml")
+    assert keys["prompt_template"] == "{prompt}"
+    assert "solution_column" not in keys
+    short = ["--max_completion_length", "8", "--max_steps", "1", "--per_device_train_batch_size", "2"]
+    assert main(["train", "new.yaml", *short, "--gradient_accumulation_steps", "1", "--eval_strategy", "no"]) == 0
+    said = capsys.readouterr()
+    assert "no gold, which no reward function reads" in said.err
+    assert "chat template" not in said.err
+    assert main(["check", "new.yaml", *short, "--prompt_template", "none"]) == 0
+    assert "without the chat template that the model has" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["knights_knaves", "word_ladder"])

@@ -1,11 +1,12 @@
 """Datasets in: columns, templates, ids, hold-out, and what a wrong one is answered with."""
 
+import gzip
 import hashlib
 import json
 from pathlib import Path
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
 from basis_rl.data import DataArguments, load_prompts, problem_text, prompt_id
 from basis_rl.data.prompts import _with_tuples
@@ -234,6 +235,85 @@ def test_a_list_of_golds_is_all_that_is_asked_for_or_alternatives(tmp_path):
     reward.close()
     with pytest.raises(ValueError, match=r"Row 2 of .* has no gold"):
         load(path, solution_list="any")
+
+
+def test_a_template_takes_any_column_but_the_gold_s(tmp_path):
+    rows = [{"question": f"Q{i} {{hint}}", "hint": f"H{i}", "tags": ["a", "b"], "answer": i} for i in range(3)]
+    path = write(tmp_path, rows)
+
+    def asked(template, **settings):
+        return [row["prompt"][-1]["content"] for row in load(path, prompt_template=template, **settings)]
+
+    # What a cell holds is no template, and what LaTeX encloses is no column.
+    assert asked("{hint}: {question} \\boxed{answer}")[1] == "H1: Q1 {hint} \\boxed{answer}"
+    assert asked("{prompt}\n{tags}")[2] == "Q2 {hint}\na\nb"
+    (tmp_path / "turn.jinja").write_text("{% for tag in tags %}<{{ tag }}>{% endfor %} {{ prompt | upper }}")
+    assert asked(str(tmp_path / "turn.jinja"))[0] == "<a><b> Q0 {HINT}"
+    for template, message in (
+        ("{prompt} {answer}", "shows the gold"),
+        ("{prompt} {hnit}", "no column 'hnit'.*Did you mean 'hint'"),
+        ("{hint}", "must hold `{prompt}` or `{question}`"),
+        ("{{ prompt", "Jinja"),
+        ("{{ prompt / 0 }}", "fails for a row"),
+        (str(tmp_path / "none.jinja"), "cannot be read"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            asked(template)
+
+
+def test_one_question_with_other_options_or_another_passage_is_another_problem(tmp_path):
+    rows = [{"question": "Which?", "choices": c, "p": p, "answer": 0} for c in (["x", "y"], ["y", "z"]) for p in "ab"]
+    path = write(tmp_path, [*rows, rows[0]])
+    assert len(load(path, choices_column="choices")) == 2
+    found = load(path, prompt_template="{p} {question} {choices}")
+    assert len(set(found["prompt_id"])) == 4
+    assert {row["solution"] for row in found} == {"A"}
+
+
+@pytest.mark.parametrize(
+    "name", ["a.csv", "a.tsv", "a.csv.gz", "a.jsonl.gz", "b*.jsonl", ["b1.jsonl", "b2.jsonl"], "disk", "splits"]
+)
+def test_files_of_every_kind_have_the_same_rows(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": f"What, {i}?", "answer": str(i)} for i in range(6)]
+    separator = "\t" if ".tsv" in str(name) else ";"
+    lines = [json.dumps(row) for row in rows]
+    if "csv" in str(name) or "tsv" in str(name):
+        lines = [separator.join(cells) for cells in [rows[0], *(row.values() for row in rows)]]
+    text = "".join(f"{line}\n" for line in lines).encode()
+    if str(name).startswith("a."):
+        Path(name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    Path("b1.jsonl").write_text("\n".join(map(json.dumps, rows[:2])))
+    Path("b2.jsonl").write_text("\n".join(map(json.dumps, rows[2:])))
+    Dataset.from_list(rows).save_to_disk("disk")
+    DatasetDict({"train": Dataset.from_list(rows), "other": Dataset.from_list(rows[:1])}).save_to_disk("splits")
+    found = load(name)
+    assert [(row["prompt"], row["solution"]) for row in found] == [(row["question"], row["answer"]) for row in rows]
+    if name == "splits":
+        assert len(load(name, dataset_train_split="other")) == 1
+        with pytest.raises(ValueError, match=r"no 'none', only \['train', 'other'\]"):
+            load(name, dataset_train_split="none")
+
+
+def test_a_conversation_is_taken_up_to_the_assistants_answer(tmp_path):
+    answer = {"role": "assistant", "content": "2"}
+    path = write(tmp_path, [{"prompt": [SYSTEM, USER, answer], "answer": 1}, {"prompt": [*TURNS, answer], "answer": 2}])
+    found = load(path)
+    assert list(found["prompt"]) == [[SYSTEM, USER], TURNS]
+    assert "2 conversations are taken up to the assistant's answer" in found.info.description
+    assert "taken up to" not in load(write(tmp_path, [{"prompt": TURNS, "answer": 1}])).info.description
+
+
+def test_golds_are_asked_for_only_where_one_is_read(tmp_path):
+    path = write(tmp_path, [{"prompt": "p"}, {"prompt": "q"}])
+    with pytest.raises(ValueError, match="say which one with solution_column"):
+        load(path)
+    found = load_prompts(DataArguments(path), conversational=True, gold=False)
+    assert (list(found["prompt"]), found.column_names) == (["p", "q"], ["prompt", "prompt_id"])
+    path = write(tmp_path, [{"prompt": "p", "answer": None}, {"prompt": "q", "answer": "2"}])
+    found = load_prompts(DataArguments(path), conversational=True, gold=False)
+    assert list(found["solution"]) == [None, "2"]
+    assert list(found["prompt_id"]) == [prompt_id("p"), prompt_id("q", {"solution": "2"})]
 
 
 def test_tuples_of_an_entry_are_told_from_lists():

@@ -71,3 +71,40 @@ def test_time_is_linear(piece):
 def test_parameters_out_of_range(parameters):
     with pytest.raises(ValueError, match="must be"):
         ChoiceReward(**parameters)
+
+
+SHOWN = [
+    "A. one\nB. two",
+    "Which? (A) one (B) two",
+    "A) $x$  B) $y$",
+    r"\textbf{(A)}\ 3 \qquad \textbf{(B)}\ 4",
+    "a: yes, b: no",
+    "- **A** one\n- **B** two",
+    "A、一 B、二",
+    "A | one\nB | two",
+]
+BARE = [
+    "Which is it?",
+    "Which? Answer with A, B, C or D.",
+    "Which? Choose (A) or (B).",
+    "Which? A|B|C|D?",
+    "Is A right?",
+    "A man says: B is tall.",
+    "Which? Answer: (A), (B), (C) or (D). Think.",
+]
+
+
+@pytest.mark.parametrize("text", SHOWN)
+def test_prompts_with_options_are_taken(text):
+    reward.check_prompts([text, "Which is it?"])
+
+
+@pytest.mark.parametrize("text", BARE)
+def test_prompts_without_options_are_refused(text):
+    with pytest.raises(ValueError, match=r"2 of 3 prompts show no options.*choices_column"):
+        reward.check_prompts([text, text, SHOWN[0]])
+
+
+def test_looking_for_options_is_linear():
+    for piece in ("A)", "A ) ", "A ", "\n(", "B.:"):
+        assert grows_linearly(lambda text: reward.check_prompts([text, SHOWN[0]]), piece)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import math
@@ -46,10 +47,10 @@ def parse_tests(cell: Any, fn_name: str | None = None, prompt: Any = None) -> li
 
     Known: ``{"inputs": [...], "outputs": [...]}`` with or without ``fn_name`` (APPS, TACO, verl), a list of
     ``{"input": ..., "output": ...}`` with or without ``fn_name`` and ``type`` or ``testtype`` (LiveCodeBench), the same
-    below ``test_cases`` (PrimeIntellect, Open-R1) or ``tests``, a list of ``assert`` statements (MBPP's ``test_list``),
-    ``{"asserts": [...], "setup": ...}``, ``{"test": "def check(candidate): ...", "entry_point": ...}`` (HumanEval),
-    ``{"functional": "...check(Solution().name)"}`` (LeetCode), and the source of tests for unittest or pytest, as the
-    cell or as ``{"test": ...}`` (KodCode).
+    below ``test_cases`` (PrimeIntellect, Open-R1) or ``tests``, ``assert`` statements as a list (MBPP's ``test_list``)
+    or one text, ``{"asserts": [...], "setup": ...}``, ``{"test": "def check(candidate): ...", "entry_point": ...}``
+    (HumanEval), ``{"functional": "...check(Solution().name)"}`` (LeetCode), and the source of tests for unittest or
+    pytest, as the cell or as ``{"test": ...}`` (KodCode).
 
     Args:
         cell: the tests.
@@ -62,7 +63,7 @@ def parse_tests(cell: Any, fn_name: str | None = None, prompt: Any = None) -> li
     try:
         helpers = _helpers(prompt)
         return [replace(case, helpers=helpers) for case in _cases(cell, _function_name(fn_name))]
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError, SyntaxError):
         # Cells can hold anything, such as text that is not JSON, or a test without an output.
         return []
 
@@ -71,7 +72,10 @@ def _cases(cell: Any, name: str | None) -> list[Case]:
     if isinstance(cell, str) and _TEST_SOURCE.search(cell) and not cell.lstrip().startswith(("{", "[", '"')):
         return _source(cell, name)
     if isinstance(cell, str):
-        cell = json.loads(cell)
+        try:
+            cell = json.loads(cell)
+        except ValueError:
+            return _statements(cell)
     if isinstance(cell, Mapping):
         name = _function_name(cell) or name
         for source in (cell.get("functional"), cell.get("test"), cell.get("tests")):
@@ -96,6 +100,18 @@ def _cases(cell: Any, name: str | None) -> list[Case]:
 def _source(text: str, name: str | None) -> list[Case]:
     """Test source as one case; none where it leaves open which function its ``check(candidate)`` is to test."""
     return [] if not name and _UNCALLED.search(text) else [Case("assert", text, name=name)]
+
+
+def _statements(text: str) -> list[Case]:
+    """A case for each ``assert`` behind the statements that prepare them; one for all if these stand between."""
+    parts = ast.parse(text).body
+    first = next((index for index, part in enumerate(parts) if isinstance(part, ast.Assert)), None)
+    if first is None:
+        raise ValueError("no assert")
+    if not all(isinstance(part, ast.Assert) for part in parts[first:]):
+        return _asserts([text], "")
+    sources = [ast.get_source_segment(text, part) or "" for part in parts]
+    return _asserts(sources[first:], "\n".join(sources[:first]))
 
 
 def _asserts(statements: Sequence[str], setup: str) -> list[Case]:

@@ -374,6 +374,11 @@ def test_forms_of_tests():
     ]
     assert parse_tests({"functional": "check(Solution().f)"}) == [Case("assert", "check(Solution().f)")]
     assert parse_tests("def test_f():\n    assert f()") == [Case("assert", "def test_f():\n    assert f()")]
+    both = [Case("assert", "import math\nassert f(1)"), Case("assert", "import math\nassert f(2) == {\n 1}")]
+    assert parse_tests("import math\nassert f(1)\nassert f(2) == {\n 1}\n") == both
+    between = "a = f(1)\nassert a\na = f(2)\nassert a"
+    assert parse_tests(between) == [Case("assert", f"\n{between}")]
+    assert parse_tests("f(1) is 2") == parse_tests("x = 1") == []
     called = [Case("call", [1], 2, "f")]
     wrapped = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [["5"], [[6]]]}
     assert parse_tests(wrapped) == [Case("call", [1], "5", "f"), Case("call", [2], [6], "f")]

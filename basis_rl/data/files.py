@@ -1,0 +1,75 @@
+"""Rows from files of this machine."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from datasets import Dataset, load_dataset, load_from_disk
+from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+from basis_rl.names import file_format
+
+
+def load_saved(folder: str, split: str) -> Dataset:
+    """A folder of `save_to_disk`, of one dataset or of several splits."""
+    with without_bars():
+        loaded = load_from_disk(folder)
+    if isinstance(loaded, Dataset):
+        return loaded
+    if split not in loaded:
+        raise ValueError(f"dataset_train_split, dataset_test_split: '{folder}' has no '{split}', only {list(loaded)}.")
+    return loaded[split]
+
+
+def load_files(name: str, paths: Sequence[Path]) -> Dataset:
+    """The rows of files of one format.
+
+    Raises:
+        ValueError: they are of several, are empty, or cannot be read, with the reason and where it says so the place.
+    """
+    formats = {str(file_format(str(path))) for path in paths}
+    if len(formats) > 1:
+        raise ValueError(f"dataset_name: '{name}' are files of several formats, {', '.join(sorted(formats))}.")
+    (kind,) = formats
+    empty = not any(_first_line(path) for path in paths)
+    separator = {"sep": _separator(_first_line(paths[0]))} if kind == "csv" else {}
+    try:
+        with without_bars():
+            return load_dataset(kind, data_files=list(map(str, paths)), split="train", **separator)
+    except Exception as error:
+        if empty or "corresponds to no data" in str(error):
+            raise ValueError(f"dataset_name: the file '{name}' holds no rows.") from error
+        reason: BaseException = error
+        # The error of datasets itself says only that something failed.
+        while reason.__cause__ is not None:
+            reason = reason.__cause__
+        ending = paths[0].name.removesuffix(".gz").rpartition(".")[2]
+        said = f"{ending} ({type(reason).__name__}: {' '.join(str(reason).split())[:300]})"
+        raise ValueError(f"dataset_name: '{name}' cannot be read as {said}.") from error
+
+
+def _first_line(path: Path) -> str:
+    """The first line that is not blank, of at most a million bytes."""
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        return file.read(1 << 20).decode(errors="replace").strip().partition("\n")[0]
+
+
+def _separator(header: str) -> str:
+    """What divides the header of a .csv file into most columns."""
+    return max(",;\t", key=lambda each: len(next(csv.reader([header], delimiter=each), [])))
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Within it `datasets` shows no bars: reading a file takes a moment."""
+    shown = not are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bars()

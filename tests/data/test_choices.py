@@ -1,0 +1,52 @@
+"""Options of multiple-choice questions, and which of them a gold names."""
+
+import pytest
+
+from basis_rl.data.choices import how_read, letter_of, lettered, read_options
+
+THREE = ["red", "7", "blue"]
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [THREE],
+        [{"text": THREE, "label": ["A", "B", "C"]}],
+        [{"A": "red", "B": "7", "C": "blue", "D": None}],
+        [str(THREE)],
+        ["red", 7, " blue "],
+        ["red", "7", "blue", None],
+    ],
+)
+def test_every_form_gives_the_same_lines(cells):
+    assert lettered(read_options(cells)) == "A. red\nB. 7\nC. blue"
+
+
+@pytest.mark.parametrize("cells", [["red"], [["red"]], [None], [3], [{"text": []}], [list(range(27))]])
+def test_what_are_no_options_is_refused(cells):
+    with pytest.raises(ValueError, match="holds no options"):
+        read_options(cells)
+
+
+@pytest.mark.parametrize(
+    ("golds", "letters"),
+    [
+        (["A", "(C)", "B."], "ACB"),
+        (["0", "2", "1"], "ACB"),
+        (["1", "3", "2"], "ACB"),
+        (["red", "blue", "7"], "ACB"),
+        (["0", "2", "9"], ["A", "C", None]),
+    ],
+)
+def test_golds_of_one_column_are_read_in_one_way(golds, letters):
+    options = read_options([THREE])
+    reading, count = how_read([(gold, options) for gold in golds])
+    assert [letter_of(gold, options, reading) for gold in golds] == list(letters)
+    assert count == sum(letter is not None for letter in letters)
+
+
+def test_labels_of_the_row_come_first():
+    """In ARC some rows have A to D, others 1 to 4."""
+    rows = [("2", read_options([{"text": THREE, "label": ["1", "2", "3"]}])), ("B", read_options([THREE]))]
+    assert how_read(rows) == ("labels", 2)
+    assert [letter_of(*row, "labels") for row in rows] == ["B", "B"]
