@@ -1,4 +1,5 @@
-"""If all rewards of a run's first rollouts are equal, explains what those rollouts show about the reason."""
+"""If all rewards of a run's first rollouts are equal, explains what those rollouts show about the reason; a run without
+any ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the model itself, once it is loaded and before anything is generated."""
+"""Checks of the model as it is saved, and once it is loaded, before anything is generated."""
 
 from __future__ import annotations
 
@@ -34,10 +34,7 @@ def check_saved(name: str, tokenizer: Any = None) -> None:
                 f"model_name_or_path: {', '.join(broken)} in '{name}' cannot be read: a copy or download of the file "
                 "was cut off. Fetch it again."
             )
-        try:
-            tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"model_name_or_path: the tokenizer in '{name}' cannot be loaded: {error}") from error
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
     # Without its files transformers makes a tokenizer that knows no text.
     inner = getattr(tokenizer, "tokenizer", tokenizer)
     if inner is not None and inner("1 + 1 =")["input_ids"] == inner("What is 12 - 7?")["input_ids"]:

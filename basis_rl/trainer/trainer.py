@@ -1021,7 +1021,8 @@ class BasisTrainer(GRPOTrainer):
             NonFiniteGradients: too many steps in a row without a finite gradient.
             ServerLost: the vLLM server failed and did not come back; a checkpoint has been written.
             RequestRefused: it refused a request or answered it wrongly; a checkpoint has been written.
-            RewardFailed: a reward function raised or returned an invalid reward; a checkpoint has been written.
+            RewardFailed: a reward function raised or returned an invalid reward, or no rollout has one; a checkpoint
+                has been written.
             PeerLost: another rank is gone; nothing is saved, since saving takes all ranks.
             SelectionFailed: the prompt sampler failed, or has no prompts for a batch; a checkpoint has been written.
             DiskFull: something could not be written, or (`FolderLost`) ``output_dir`` no longer exists.
@@ -1044,7 +1045,6 @@ class BasisTrainer(GRPOTrainer):
             self.was_finished = False
             try:
                 result = super().train(resume_from_checkpoint=found, **kwargs)
-                self._first.require_scores()
             # Raised on every rank.
             except errors.StopAsked as error:
                 # The signal came while a server was waited for.
@@ -1068,6 +1068,7 @@ class BasisTrainer(GRPOTrainer):
                 where = f"Checkpoint: {kept}. resume_from_checkpoint: auto goes on." if kept else "Nothing is saved."
                 print(f"Stopped by a signal after step {self.state.global_step} of {self.state.max_steps}. {where}")
             raise self.stop_on_signal.raised
+        self._first.require_scores()
         return result
 
     def watch_server(self, given_up: Callable[[], bool]) -> None:
