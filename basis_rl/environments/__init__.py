@@ -125,7 +125,7 @@ def play(factory: Factory, row: Mapping[str, Any], rewards: Sequence[Callable[..
     Raises:
         ValueError: it cannot be made, reset or rewarded, or a model cannot be told how to call a tool.
     """
-    with _blaming(f"'{getattr(factory, 'func', factory).__name__}' cannot be made"):
+    with _blaming(f"'{getattr(getattr(factory, 'func', factory), '__name__', factory)}' cannot be made"):
         environment = factory()
     name = type(environment).__name__
     with _blaming(f"'{name}.reset' with the columns {', '.join(row) or 'of no row'}"):

@@ -221,6 +221,7 @@ def settings_of(run: Any, base: Mapping[str, Any], tokenizer: Any) -> dict[str, 
     free = {key: value for key, value in changed_settings(args, defaults=True).items() if key not in _BESIDE}
     free["modules of the reward"] = [getattr(func, "__module__", None) for func in run.functions]
     free["ranks"] = args.world_size
+    free["environment"] = as_json(run.environment_factories)
     free["objective"] = [args.loss_type, args.importance_sampling_level]
     found = {"fixed": fixed, "free": free, "data": _data_identity(run), "base": base, "day": template_day()}
     return json.loads(json.dumps(found, default=as_json))

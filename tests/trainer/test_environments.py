@@ -266,3 +266,16 @@ def test_a_plan_without_an_environment_plays_nothing(tmp_path):
     assert not Plan(config(tmp_path)).draws_problems
     assert Plan(config(tmp_path)).environments == {}
     assert math.isnan(play(Hidden, {"seed": 1}, [lambda completions, **kwargs: [None]]).rewards["<lambda>"])
+
+
+def test_a_resume_tells_of_another_environment(tmp_path, capsys):
+    own = {"train_dataset": None, "reward_funcs": None, "processing_class": tooled.tokenizer()}
+    settings = {"save_strategy": "steps", "save_steps": 1, "steps_per_generation": 1}
+
+    def trainer(size, steps):
+        made = build_environment(f"{__name__}:Hidden", {"size": size})
+        return tiny_trainer(tmp_path, "rloo", environment_factory=made, max_steps=steps, **own, **settings)
+
+    trainer(3, 1).train()
+    trainer(4, 2).train(resume_from_checkpoint=True)
+    assert re.search(r"environment: .*size=3.*now .*size=4", capsys.readouterr().out)
