@@ -73,6 +73,9 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     given = [token.removeprefix("--").split("=")[0].replace("-", "_") for token in arguments if token.startswith("--")]
     resolved = {**config, **{key: parsed[key] for key in given if key in parsed}}
     resolved = {key: value.value if isinstance(value, Enum) else value for key, value in resolved.items()}
+    if "prompt_template" in resolved:
+        # That of a file, so that the recipe of a run does not depend on it.
+        resolved["prompt_template"] = data.prompt_template
     # It is saved and pushed, so it must hold no secret.
     resolved = redact(with_sections(resolved))
     notes = [*words.notes, *notes]
