@@ -47,7 +47,8 @@ _OURS = {"seed": "--seeds", "baseline": "--baselines", "resume_from_checkpoint":
 _GROUP = 8
 # Keys whose values may contain commas, which do not separate runs. The same holds for keys that do not count as
 # settings of a run (`what_counts`).
-_WHOLE = {"system_prompt", "prompt_template", "solution_pattern", "keep_columns", "reward_funcs", "serve_args"}
+_WHOLE = {"system_prompt", "prompt_template", "solution_pattern", "keep_columns", "choices_column", "reward_funcs",
+          "serve_args"}  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:

@@ -38,7 +38,7 @@ def without_answer(value: Any) -> Any:
     turns = list(value) if isinstance(value, list) else []
     while turns and isinstance(turns[-1], Mapping) and turns[-1].get("role") == "assistant":
         turns.pop()
-    return turns or value
+    return turns if turns and len(turns) < len(value) else value
 
 
 def is_single_turn(prompt: Any) -> bool:

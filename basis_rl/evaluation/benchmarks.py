@@ -158,7 +158,7 @@ def _problems(name: str, benchmark: Benchmark, loaded: Dataset) -> Problems:
 
 def _row(row: dict[str, Any], benchmark: Benchmark, level: str | None) -> dict[str, Any]:
     # There is none where no reward reads one.
-    gold = row.get("solution")
+    gold: Any = row.get("solution")
     gold = gold_answer(gold) if isinstance(gold, str) else gold
     for pattern, by in benchmark.gold:
         gold = re.sub(pattern, by, gold)

@@ -76,6 +76,9 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
         # It may have a reward of its own, which the default would be added to.
         run.reward_funcs = []
     resolved = {key: value.value if isinstance(value, Enum) else value for key, value in resolved.items()}
+    if "prompt_template" in resolved:
+        # That of a file, so that the recipe of a run does not depend on it.
+        resolved["prompt_template"] = data.prompt_template
     # It is saved and pushed, so it must hold no secret.
     resolved = redact(with_sections(resolved))
     notes = [*words.notes, *notes]

@@ -250,6 +250,18 @@ def test_problems_that_are_trained_on_are_named(parsed, tmp_path, caplog):
     assert "2 problems of 'mine' are among the training problems" in caplog.text
 
 
+def test_the_recipe_that_is_saved_holds_the_template_and_names_all_files(parsed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("turn.jinja").write_text("{{ prompt }}!")
+    files = [str(tmp_path / "rows.jsonl"), "more.jsonl"]
+    Path("more.jsonl").write_text('{"question": "1 + 99 =", "answer": "100", "level": "level 0"}')
+    recipe = parsed(prompt_template="turn.jinja", dataset_name=files)
+    assert recipe.resolved["prompt_template"] == "{{ prompt }}!"
+    _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
+    loaded = load_training_data(recipe, tokenizer)
+    assert (len(loaded), loaded[30]["prompt"][0]["content"]) == (31, "1 + 99 =!")
+
+
 def test_what_the_model_is_loaded_with_and_its_token_is_not_saved(parsed):
     found = model_init_kwargs(parsed(dtype="bfloat16", model_init_kwargs={"revision": "r", "variant": "v"}))
     assert found == {"revision": "r", "attn_implementation": None, "dtype": "bfloat16", "variant": "v"}
