@@ -13,7 +13,7 @@ LAYERS = [
     {"types", "names", "text", "identity"},
     {"registry", "resources", "functional", "run", "sandbox"},
     {"rewards", "tools", "engine", "data"},
-    {"values", "clusters"},
+    {"values", "clusters", "environments"},
     {"baselines", "samplers", "objectives"},
     {"evaluation", "report", "conformance"},
     {"trainer"},

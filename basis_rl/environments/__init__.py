@@ -1,0 +1,1 @@
+"""Environments that the model acts in by calling their tools."""
