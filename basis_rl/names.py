@@ -23,10 +23,12 @@ FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "cs
 # Module -> the extra of basis-rl that installs it.
 EXTRAS = {
     "deepspeed": "deepspeed",
+    "openenv": "openenv",
     "peft": "peft",
     "reasoning_gym": "reasoning-gym",
     "sentence_transformers": "clusters",
     "tensorboard": "tensorboard",
+    "verifiers": "verifiers",
     "vllm": "vllm",
 }
 
