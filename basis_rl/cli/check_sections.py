@@ -154,7 +154,8 @@ def answers(rewards: Sequence[Any], args: BasisConfig, warn: Warn) -> str:
     """Where the reward functions look for the answer, as far as they have a `reading`; and what a judge costs."""
     lines = [f"{reward.__name__} {reward.reading}." for reward in rewards if hasattr(reward, "reading")]
     for judge in (reward for reward in rewards if isinstance(reward, JudgeReward)):
-        lines.append(f"It {judge.costs(args.generation_batch_size)}.")
+        calls = f"At most {args.generation_batch_size} calls per generation batch"
+        lines.append(f"{calls}, {judge.chat.concurrency} at a time in each process; nothing is asked twice.")
         if why := judge.trial():
             warn(f"The judge {judge.chat} does not answer: {why}")
     return "\n".join(lines)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import threading
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
@@ -15,7 +15,9 @@ from basis_rl.rewards.base import (
     Column,
     Completions,
     LogMetric,
+    Reward,
     Scores,
+    Truncated,
     checked_range,
     log_shares,
     read_columns,
@@ -23,7 +25,7 @@ from basis_rl.rewards.base import (
 )
 from basis_rl.rewards.chat import ChatModel, NoAnswer
 from basis_rl.rewards.math.cache import Verdicts
-from basis_rl.rewards.thought import AfterThought, Unfinished
+from basis_rl.rewards.thought import AfterThought
 from basis_rl.rewards.workers.calls import trl_signature
 from basis_rl.rewards.workers.failures import FailureMonitor, RewardInfrastructureError
 
@@ -59,16 +61,29 @@ _ADVICE = (
 )
 
 
-class JudgeReward(AfterThought):
+class _Unjudged(AfterThought):
+    """Before a judge without rules: all that follows the thought is the answer, and nothing is right yet."""
+
+    __name__ = "no rules"
+    answer_in = "whole"
+    _stated = "no rules"
+
+    def __call__(self, prompts: Column, completions: Completions, truncated: Truncated = None, **given: Any) -> Scores:
+        answers = self.answers(completions, prompts, truncated)
+        return self._settled([0.0] * len(answers), answers, truncated)
+
+
+class JudgeReward(Reward):
     """What a language model says of a rollout by a rubric, from 0 to 1; with `behind`, only of what other rules reject.
 
     The model is asked at an OpenAI-compatible address, many questions at a time, each of them once: answers are
     remembered. A rollout is not scored (None) if the address fails, or if the answer does not end with a score. An
-    answer without letters and digits scores 0 unasked, and so does one that was cut off before its end (`unfinished`).
+    answer without letters and digits scores 0 unasked, and so does one that was cut off before its end
+    (`AfterThought`).
 
-    Metrics, shares of the rollouts: ``reward/judge/asked``, ``.../remembered``, ``.../failed`` (the address),
-    ``.../unreadable`` (its answer), and ``.../overruled``: `behind` rejected them and the judge took them for right.
-    ``log_extra`` gets ``judge``: the score of each rollout, or why there is none.
+    Metrics, shares of the rollouts: ``reward/judge/asked``, ``.../failed`` (the address), ``.../unreadable`` (its
+    answer), and ``.../overruled``: `behind` rejected them and the judge took them for right. ``log_extra`` gets
+    ``judge``: the score of each rollout, or why there is none.
 
     Args:
         base_url, model: the address, up to and with ``/v1``, and the model's name there.
@@ -82,10 +97,9 @@ class JudgeReward(AfterThought):
         concurrency: requests in flight of this rank.
         timeout, max_retries: seconds of one attempt, and how many more are made where one fails.
         batch_timeout: seconds for the rollouts of one call; None: no limit.
-        max_failed: the share of the recent rollouts without a score at which the run ends.
+        max_failed: the share of the recent rollouts that may have no score; above it the run ends.
         max_characters: of a completion or an answer, from its end, that the judge is shown.
         generation_kwargs: entries of each request; default: temperature 0 and 1024 tokens.
-        after_think, unfinished: see `AfterThought`.
 
     Raises:
         ValueError: a parameter out of its range, or a key that is not set.
@@ -95,7 +109,6 @@ class JudgeReward(AfterThought):
     __name__ = "judge_reward"
     reward_range = (0.0, 1.0)
     thread_safe = True
-    answer_in = "whole"
 
     def __init__(
         self,
@@ -112,27 +125,27 @@ class JudgeReward(AfterThought):
         max_failed: float = 0.1,
         max_characters: int = 8000,
         generation_kwargs: Mapping[str, Any] | None = None,
-        after_think: bool | None = None,
-        unfinished: Unfinished = "wrong",
     ) -> None:
         self.scale = checked_range("judge: scale", scale)
-        _check_limits(concurrency, timeout, max_retries, batch_timeout, max_failed, max_characters)
+        positive = {"concurrency": concurrency, "timeout": timeout, "max_characters": max_characters}
+        for name, value in (positive | {"batch_timeout": math.inf if batch_timeout is None else batch_timeout}).items():
+            if value <= 0:
+                raise ValueError(f"judge: needs {name} > 0, got {value}.")
         if behind is not None and not isinstance(behind, AfterThought):
             raise ValueError("judge: behind must be a reward that reads an answer: math_verify, exact, choice, code.")
+        self.behind = behind
+        self.rules = _Unjudged() if behind is None else behind
         self.rubric = EQUIVALENT if rubric is None else rubric
         self.places = _places(self.rubric)
-        self.behind = behind
         self.batch_timeout = batch_timeout
         self.max_characters = max_characters
-        self._set_thought("judge", after_think, unfinished)
         given = {"temperature": 0, "max_tokens": 1024} if generation_kwargs is None else dict(generation_kwargs)
         self.chat = ChatModel(base_url, model, api_key_env, concurrency, timeout, max_retries, given)
-        asked = json.dumps([self.rubric, self.scale, max_characters, given], sort_keys=True, default=str)
-        self._stated = f"rules {_RULES}, {model}, {_digest(asked)}"
         columns = self.places - {"prompt", "completion", "answer"}
-        rules = [] if behind is None else [behind]
-        self.reads = sorted(columns | read_columns(rules))
-        self.__signature__ = trl_signature(sorted(columns.union(*map(required_columns, rules))))
+        self.reads = sorted(columns | read_columns([self.rules]))
+        self.__signature__ = trl_signature(sorted(columns | required_columns(self.rules)))
+        self.tell_template = self.rules.tell_template
+        self.tell_prompt = self.rules.tell_prompt
         self._known = Verdicts()
         self._failures = FailureMonitor(f"The judge {self.chat}", max_failed, _ADVICE)
         self._by_rules = threading.Lock()
@@ -141,8 +154,8 @@ class JudgeReward(AfterThought):
     @property
     def version(self) -> str:  # type: ignore[override]
         """What counts as right."""
-        own = self._with_thought(self._stated)
-        return own if self.behind is None else f"{self.behind.version}, else judge: {own}"
+        asked = json.dumps([self.rubric, self.scale, self.max_characters, self.chat.generation_kwargs], default=str)
+        return f"{self.rules.version}, else judge rules {_RULES}, {self.chat.model}, {_digest(asked)}"
 
     @property
     def reading(self) -> str:
@@ -152,70 +165,64 @@ class JudgeReward(AfterThought):
         rules = getattr(self.behind, "reading", "grades first")
         return f"asks {self.chat} about answers that {self.behind.__name__} rejects; that {rules}"
 
-    def costs(self, rollouts: int) -> str:
-        """What it takes to score a generation batch of so many rollouts, in words."""
-        what = f"makes at most {rollouts} calls per generation batch, {self.chat.concurrency} at a time in each process"
-        return f"{what}; it asks nothing twice{', and nothing about what the rules accept' * bool(self.behind)}"
-
     def trial(self) -> str | None:
         """Ask the model something, once; returns why there is no answer, if there is none."""
-        answer = self.chat.ask(["Answer with one word: OK."], self.batch_timeout)[0]
-        return None if isinstance(answer, str) else str(answer)
+        (answer,) = self.chat.ask(["Answer with one word: OK."], self.batch_timeout)
+        return answer if isinstance(answer, NoAnswer) else None
 
     def start(self) -> None:
         """Start what `behind` needs, and see whether the model answers, before anything else is loaded."""
-        getattr(self.behind, "start", lambda: None)()
+        getattr(self.rules, "start", lambda: None)()
         if why := self.trial():
             raise RewardInfrastructureError(f"The judge {self.chat} does not answer: {why}")
 
-    def tell_template(self, template: str, asks_for_box: bool) -> None:
-        super().tell_template(template, asks_for_box)
-        if self.behind is not None:
-            self.behind.tell_template(template, asks_for_box)
-
-    def tell_prompt(self, rendered: str) -> None:
-        super().tell_prompt(rendered)
-        if self.behind is not None:
-            self.behind.tell_prompt(rendered)
-
     def close(self) -> None:
-        """End the processes of `behind`."""
-        getattr(self.behind, "close", lambda: None)()
+        """End the processes of `behind`, if it has any."""
+        self.rules.close()
 
     def __call__(
         self, prompts: Column, completions: Completions, log_metric: LogMetric = None, **columns: Any
     ) -> Scores:
-        reader = self if self.behind is None else self.behind
-        truncated = columns.get("truncated")
-        answers = reader.answers(completions, prompts, truncated)
-        said = reader.said(completions, prompts, truncated)
-        if self.behind is None:
-            scores = self._settled([0.0] * len(answers), answers, truncated)
-        else:
-            with self._by_rules:
-                scores = list(self.behind(prompts=prompts, completions=completions, log_metric=log_metric, **columns))
-        cells = {**columns, "prompt": prompts, "completion": said, "answer": answers}
+        read = (completions, prompts, columns.get("truncated"))
+        answers = self.rules.answers(*read)
+        cells = {**columns, "prompt": prompts, "completion": self.rules.said(*read), "answer": answers}
+        with self._by_rules:
+            scores = list(self.rules(prompts=prompts, completions=completions, log_metric=log_metric, **columns))
         questions: dict[int, str] = {}
         for row, answer in enumerate(answers):
-            shown = {name: cells[name][row] for name in self.places}
             # A sign alone is no answer, but judges have been seen to take ":" for a right one.
             if answer is None or scores[row] == 1.0 or not any(map(str.isalnum, answer)):
                 continue
             scores[row] = None
+            shown = {name: cells[name][row] for name in self.places}
             if None not in shown.values():
                 questions[row] = self.question(shown)
-        verdicts = self._verdicts_on(questions, log_metric, len(answers))
+        verdicts = self._verdicts_on(dict.fromkeys(questions.values()))
         notes = ["not asked"] * len(answers)
         for row, question in questions.items():
             verdict = verdicts[question]
-            if isinstance(verdict, float):
-                scores[row] = verdict
+            scores[row] = verdict if isinstance(verdict, float) else None
             notes[row] = str(verdict)
-        overruled = sum(self.behind is not None and (scores[row] or 0.0) > 0.5 for row in questions)
-        log_shares(log_metric, "judge", {"overruled": overruled}, len(answers))
+        self._count(notes, log_metric)
         if (log_extra := columns.get("log_extra")) is not None:
             log_extra("judge", notes)
         return scores
+
+    def _count(self, notes: Sequence[str], log_metric: LogMetric) -> None:
+        """Log what became of the rollouts.
+
+        Raises:
+            RewardInfrastructureError: too many have no score.
+        """
+        why = [note for note in notes if note.startswith(("failed", "unreadable"))]
+        scored = [float(note) for note in notes if note not in why and note != "not asked"]
+        counts = {kind: sum(note.startswith(kind) for note in why) for kind in ("failed", "unreadable")}
+        counts |= {"asked": len(why) + len(scored)}
+        if self.behind is not None:
+            counts |= {"overruled": sum(score > 0.5 for score in scored)}
+        log_shares(log_metric, "judge", counts, len(notes))
+        with self._counting:
+            self._failures.record(len(scored), len(why), why[0] if why else "")
 
     def question(self, cells: Mapping[str, Any]) -> str:
         """What the judge is asked of one rollout.
@@ -242,36 +249,22 @@ class JudgeReward(AfterThought):
             return None
         return (number - low) / (high - low)
 
-    def _verdicts_on(
-        self, questions: Mapping[int, str], log_metric: LogMetric, rollouts: int
-    ) -> dict[str, float | str]:
-        """The score that the judge gives to each question, or why there is none.
-
-        Raises:
-            RewardInfrastructureError: too many have none.
-        """
-        keys = {question: (_digest(question, 64), "") for question in questions.values()}
+    def _verdicts_on(self, questions: Collection[str]) -> dict[str, float | str]:
+        """The score that the judge gives to each question, or why there is none."""
+        keys = {question: (_digest(question, 64), "") for question in questions}
         known = self._known.find(keys.values())
         verdicts: dict[str, float | str] = {q: float(known[key]) for q, key in keys.items() if key in known}
-        new = [question for question in keys if question not in verdicts]
-        remembered = sum(question in verdicts for question in questions.values())
+        new = [question for question in questions if question not in verdicts]
         for question, said in zip(new, self.chat.ask(new, self.batch_timeout), strict=True):
+            score = self.score(said)
             if isinstance(said, NoAnswer):
                 verdicts[question] = f"failed: {said}"
+            elif score is None:
+                verdicts[question] = f"unreadable: {said[-200:]!r}"
             else:
-                score = self.score(said)
-                verdicts[question] = f"unreadable: {said[-200:]!r}" if score is None else score
-        # What failed may go well the next time.
-        fresh = {keys[question]: str(verdicts[question]) for question in new if isinstance(verdicts[question], float)}
-        self._known.remember(fresh)
-        why = Counter(verdict for verdict in map(verdicts.get, questions.values()) if isinstance(verdict, str))
-        kinds = Counter(verdict.partition(":")[0] for verdict in why.elements())
-        counts = {"asked": len(questions), "remembered": remembered}
-        counts |= {kind: kinds[kind] for kind in ("failed", "unreadable")}
-        log_shares(log_metric, "judge", counts, rollouts)
-        with self._counting:
-            reason = why.most_common(1)[0][0] if why else ""
-            self._failures.record(len(questions) - why.total(), why.total(), reason)
+                verdicts[question] = score
+                # What failed may go well the next time, and is not remembered.
+                self._known.remember({keys[question]: str(score)})
         return verdicts
 
 
@@ -283,28 +276,16 @@ def _places(rubric: str) -> set[str]:
     """
     braces = "Double the braces that are no places: {{ and }}."
     try:
-        places = {(name, bool(form or kind)) for _, name, form, kind in Formatter().parse(rubric) if name is not None}
+        places = [(name, form, kind) for _, name, form, kind in Formatter().parse(rubric) if name is not None]
     except (ValueError, TypeError) as error:
         raise ValueError(f"judge: rubric: {error}. {braces}") from error
-    for name, changed in sorted(places):
-        if changed or not name.isidentifier():
+    for name, form, kind in places:
+        if form or kind or not name.isidentifier():
             raise ValueError(f"judge: rubric: '{{{name}}}' is not the name of a column. {braces}")
-    names = {name for name, _ in places}
+    names = {name for name, _, _ in places}
     if not names & {"completion", "answer"}:
         raise ValueError("judge: rubric must have a place {answer} or {completion}, or the judge sees no rollout.")
     return names
-
-
-def _check_limits(
-    concurrency: int, timeout: float, max_retries: int, batch_timeout: float | None, max_failed: float, characters: int
-) -> None:
-    if min(concurrency, characters) < 1 or max_retries < 0 or timeout <= 0 or not 0 <= max_failed <= 1:
-        raise ValueError(
-            "judge: needs concurrency >= 1, max_characters >= 1, max_retries >= 0, timeout > 0 (seconds) and "
-            f"max_failed in [0, 1], got {concurrency}, {characters}, {max_retries}, {timeout}, {max_failed}."
-        )
-    if batch_timeout is not None and batch_timeout <= 0:
-        raise ValueError(f"judge: needs batch_timeout > 0 (seconds), or None for no limit, got {batch_timeout}.")
 
 
 def _text(cell: Any) -> str:

@@ -21,6 +21,7 @@ from basis_rl.data import load_prompts
 from basis_rl.estimate.footprint import Launch, planned, read_launch
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.values import ValueTable
+from tests.support.fake_judge import JudgeServer
 from tests.support.fake_vllm import FakeServer
 from tests.support.tiny import tiny_tokenizer
 
@@ -77,6 +78,20 @@ def test_where_the_answer_is_read_is_said(check):
     plain = check(**math, reward_kwargs={"rules": "plain"})[1]
     assert "grades the whole rollout by Math-Verify alone" in plain
     assert "== Answers" not in check()[1]
+
+
+def test_the_calls_of_a_judge_are_told_and_one_that_does_not_answer(check):
+    with JudgeServer() as server:
+        asked = {"base_url": server.url, "model": "m", "behind": "math_verify", "max_retries": 0}
+        judge = {"reward_funcs": ["judge"], "reward_kwargs": asked}
+        code, said, warnings, error = check(**judge)
+        assert (code, warnings) == (0, []), error
+        assert f"judge_reward asks m at {server.url} about answers that math_verify_reward rejects" in said
+        batch = int(re.search(r"= (\d+) rollouts on", said)[1])
+        assert f"At most {batch} calls per generation batch, 16 at a time" in said
+        assert len(server.requests) == 1
+        server.before = lambda number, body: 401
+        assert "does not answer: HTTP 401" in check(**judge)[2][0]
 
 
 @pytest.mark.parametrize("config", ["zero3", "zero2", "fsdp2", "ddp", "zero3_nodes"])

@@ -9,13 +9,19 @@ import time
 
 import pytest
 
+from basis_rl.engine.server import Server, ServerOptions
 from basis_rl.rewards import ExactReward, JudgeReward
 from basis_rl.rewards import chat as chat_module
 from basis_rl.rewards.base import read_columns, required_columns
 from basis_rl.rewards.registry import build_reward
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
+from basis_rl.run.errors import RewardFailed
 from basis_rl.run.redact import redact
+from basis_rl.trainer import BasisTrainer
+from examples.quickstart.warm_start import build_tokenizer
 from tests.support.fake_judge import JudgeServer, equal, instructions, material
+from tests.support.served import ENGINE, save_model
+from tests.support.tiny import config, sums, tiny_model, tiny_tokenizer
 
 KEY = "sk-not-to-be-seen-0123456789"
 # Attempts that fail follow at once.
@@ -56,7 +62,7 @@ def test_behind_rules_only_the_answers_that_they_reject_are_asked_about(server):
     by_rules = sum(a == g for a, g in pairs)
     assert logged["reward/judge/asked"] == len(asked) / 60
     assert logged["reward/judge/overruled"] == (sum(expected) - by_rules) / 60 > 0
-    assert logged["reward/judge/failed"] == logged["reward/judge/unreadable"] == logged["reward/judge/remembered"] == 0
+    assert logged["reward/judge/failed"] == logged["reward/judge/unreadable"] == 0
 
 
 def test_alone_it_reads_a_rubric_with_columns_and_a_scale(server):
@@ -219,13 +225,11 @@ def _score(reward, texts):
 def test_answers_are_remembered_and_failures_are_not(server):
     server.before = lambda number, body: 503 if number == 1 else None
     reward = JudgeReward(server.url, "m", concurrency=1, **QUICK)
-    logged = {}
     rows = {"prompts": ["p"] * 4, "completions": ["1", "2", "2", "3"], "solution": ["1", "2", "2", "1"]}
     assert reward(**rows) == [None, 1.0, 1.0, 0.0]
     assert len(server.requests) == 3
-    assert reward(**rows, log_metric=logged.__setitem__) == [1.0, 1.0, 1.0, 0.0]
+    assert reward(**rows) == [1.0, 1.0, 1.0, 0.0]
     assert len(server.requests) == 4
-    assert (logged["reward/judge/asked"], logged["reward/judge/remembered"]) == (1.0, 0.75)
     assert reward(**{**rows, "prompts": ["q"] * 4}) == [1.0, 1.0, 1.0, 0.0]
     assert len(server.requests) == 7  # another problem is another question
 
@@ -270,7 +274,8 @@ def test_rollouts_that_were_cut_off_are_not_asked_about(server):
         "truncated": [True, False],
     }
     assert JudgeReward(server.url, "m")(**rows) == [0.0, 0.0]
-    assert JudgeReward(server.url, "m", unfinished="unscored")(**rows) == [None, 0.0]
+    rules = ExactReward(answer_in="last_line", unfinished="unscored")
+    assert JudgeReward(server.url, "m", behind=rules)(**rows) == [None, 0.0]
     assert {material(question)["answer"] for question in server.questions} == {"It is 5."}
 
 
@@ -294,7 +299,6 @@ def test_the_key_is_sent_and_is_nowhere_else(server, monkeypatch, tmp_path, capl
         caplog.text,
         reward.version,
         reward.reading,
-        reward.costs(8),
         reward.trial(),
         vars(reward),
         str(params),
@@ -336,7 +340,7 @@ def test_an_address_that_is_not_there_is_told_before_a_model_is_loaded(server):
         ({"behind": "overlong"}, "behind must be a reward that reads an answer"),
         ({"behind": {"exact": {}, "choice": {}}}, "behind must be one reward"),
         ({"behind": "exakt"}, "Did you mean 'exact'"),
-        ({"concurrency": 0}, "concurrency >= 1"),
+        ({"concurrency": 0}, "concurrency > 0"),
         ({"batch_timeout": 0}, "batch_timeout > 0"),
     ],
 )  # fmt: skip
@@ -357,3 +361,49 @@ def test_its_rules_come_with_their_parameters_and_what_the_run_knows():
     assert math_.behind.version in math_.version != other.version
     versions = {JudgeReward(**params, **more).version for more in ({}, {"scale": (0, 2)}, {"rubric": "{answer}"})}
     assert len(versions) == 3
+
+
+def test_a_run_trains_with_a_judge_and_ends_with_its_reason_when_it_is_gone(server, tmp_path):
+    server.says = lambda question: f"Score: {len(material(question).get('answer', '')) % 3}"
+    params = {
+        "base_url": server.url,
+        "model": "m",
+        "rubric": "Rate {answer} for {prompt}.",
+        "scale": [0, 2],
+        "max_failed": 0,
+    }
+    reward = build_reward("judge", {**params, **QUICK})
+    args = config(tmp_path, max_steps=4)
+    data = {"train_dataset": sums(), "processing_class": tiny_tokenizer()}
+    trainer = BasisTrainer(model=tiny_model(), reward_funcs=reward, args=args, baseline="rloo", **data)
+    trainer.train()
+    (asked, *_), means = [
+        [entry[key] for entry in trainer.state.log_history if key in entry]
+        for key in ("reward/judge/asked", "rewards/judge_reward/mean")
+    ]
+    assert asked > 0
+    assert all(0 <= mean <= 1 for mean in means)
+    assert not any("overruled" in key for entry in trainer.state.log_history for key in entry)
+    reward.max_characters = 1  # other questions than those that are remembered
+    server.stop()
+    with pytest.raises(RewardFailed, match=r"The judge m at http.*could not score .*Connection"):
+        trainer.train()
+
+
+@pytest.mark.vllm
+@pytest.mark.long
+def test_a_real_server_answers_in_the_form_that_it_is_held_to(tmp_path):
+    """A random model says anything; vLLM's structured output makes a score of it."""
+    rubric = "{answer} = {solution}"
+    asked = JudgeReward("http://127.0.0.1:9/v1", "m", rubric=rubric).question({"answer": "1", "solution": "1"})
+    model = save_model(tmp_path / "model", tied=False, tokenizer=build_tokenizer([asked] * 50, vocab_size=600))
+    form = {"max_tokens": 8, "temperature": 0, "structured_outputs": {"choice": ["Score: 0", "Score: 1"]}}
+    given = {"rubric": rubric, "generation_kwargs": form, "timeout": 200.0, **QUICK}
+    options = {"dtype": "float32", "max_model_len": 512, "log": tmp_path / "log", "extra": ENGINE}
+    with Server(ServerOptions(str(model), port=0, **options), 900) as served:
+        reward = JudgeReward(f"{served.url}/v1", str(model), **given)
+        reward.start()
+        scores = reward(prompts=["p"] * 3, completions=["1", "2", "3"], solution=["1"] * 3)
+        assert set(scores) <= {0.0, 1.0}
+        with pytest.raises(RewardInfrastructureError, match="HTTP 404"):
+            JudgeReward(f"{served.url}/v1", "another model", **given).start()
