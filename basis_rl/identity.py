@@ -7,13 +7,6 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-# How prompt ids are made; every file that holds some says by which scheme.
-ID_SCHEME = 2
-
-
-class OtherIds(ValueError):
-    """What was loaded has prompt ids of another scheme."""
-
 
 def prompt_id(prompt: str | Sequence[Mapping[str, Any]], columns: Mapping[str, Any] | None = None) -> str:
     """16 hex digits that name a problem: SHA-256 of its prompt and of the `columns` that its reward reads.
@@ -55,15 +48,3 @@ def _without_none(value: Any) -> Any:
 def _as_text(value: Any) -> str:
     """Pictures and arrays by their bytes: as text they would be shortened, or have an address in memory."""
     return value.tobytes().hex() if hasattr(value, "tobytes") else str(value)
-
-
-def check_scheme(what: str, scheme: Any) -> None:
-    """Refuse `what` if its prompt ids are of another scheme than today's.
-
-    Raises:
-        OtherIds: they are.
-    """
-    if scheme != ID_SCHEME:
-        raise OtherIds(
-            f"{what} was written by another version, with id_scheme {scheme}, here {ID_SCHEME}. Make it anew."
-        )

@@ -99,7 +99,6 @@ _ELSEWHERE = (
 )
 _PAIRS = [part.split(": ") for part in _ELSEWHERE.split("; ")]
 MEANT = {other: key for key, others in _PAIRS for other in others.split()}
-_REPLACED = {"async_prefetch": "`rollouts: stream` and `max_staleness: 1`"}
 
 
 def check_columns(name: str, columns: Mapping[str, Any]) -> None:
@@ -127,10 +126,8 @@ def check_columns(name: str, columns: Mapping[str, Any]) -> None:
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """``" Did you mean 'x'?"`` for the known name that is meant or is nearest, what replaces it, or an empty string."""
+    """``" Did you mean 'x'?"`` for the known name that is meant or is nearest, or an empty string."""
     bare = str(name).lstrip("-")
-    if instead := _REPLACED.get(bare.replace("-", "_")):
-        return f" Write {instead} instead."
     meant = str(name).replace(bare, MEANT.get(bare.lower().replace("-", "_"), bare))
     likely = [meant] if meant != str(name) and meant in known else difflib.get_close_matches(str(name), known, n=1)
     return f" Did you mean '{likely[0]}'?" if likely else ""

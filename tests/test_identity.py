@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from basis_rl.identity import OtherIds, check_scheme, prompt_id, row_id
+from basis_rl.identity import prompt_id, row_id
 from basis_rl.rewards import CodeReward, ExactReward, MathVerifyReward
 from basis_rl.rewards.base import read_columns
 from basis_rl.trainer.gather import prompt_ids_of
@@ -121,10 +121,3 @@ def test_what_an_environment_is_reset_with_counts(factory, reads, tmp_path):
     """One that names no column may read any."""
     plan = Plan(None, reward_funcs=[Declared()], kwargs={"environment_factory": factory})
     assert plan.reads == reads
-
-
-def test_other_schemes_are_refused_by_name():
-    check_scheme("The table", 2)
-    for other in (None, 3):
-        with pytest.raises(OtherIds, match=r"The table was written by another version, with id_scheme .*Make it anew"):
-            check_scheme("The table", other)

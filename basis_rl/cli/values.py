@@ -16,7 +16,6 @@ from huggingface_hub import get_token
 from basis_rl.cli.main import LOST, STOPPED, fail
 from basis_rl.engine import ServersLost
 from basis_rl.engine.server import ServerError
-from basis_rl.identity import OtherIds
 from basis_rl.recipe import build
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
@@ -110,8 +109,6 @@ class Job:
         """The table, if an earlier call or another process has made it with the same settings."""
         try:
             table = ValueTable.load(self.output) if self.output.is_dir() else None
-        except OtherIds:
-            raise
         except ValueError:
             return None
         asked = self.shards.identity

@@ -171,7 +171,6 @@ def _presented(data: DataArguments, prompt: Any) -> str:
     if data.prompt_template is None:
         kind = "texts, without the chat template," if isinstance(prompt, str) else "conversations"
         said = f"The prompts are {kind} as the dataset has them"
-        said += "" if data.system_prompt else " (earlier versions had a prompt_template, which asked for a \\boxed{})"
     return said + (", and system_prompt is the system message" if data.system_prompt else "")
 
 

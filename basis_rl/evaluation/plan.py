@@ -18,7 +18,7 @@ from basis_rl.engine.server import ServerOptions
 from basis_rl.evaluation import benchmarks
 from basis_rl.evaluation.arguments import MOST_NEW_TOKENS, EvalArguments
 from basis_rl.evaluation.benchmarks import Benchmark, Problems
-from basis_rl.evaluation.rollouts import kept_settings, read_rollouts
+from basis_rl.evaluation.rollouts import read_rollouts
 from basis_rl.evaluation.runner import Evaluation, Generate, save_results
 from basis_rl.evaluation.scores import compare, comparison_table, mean_reward, table
 from basis_rl.rewards.base import check_reward_columns, read_columns
@@ -142,8 +142,6 @@ class EvalPlan:
         for evaluation in self.evaluations:
             name = evaluation.problems.name
             ids = set(evaluation.problems.dataset["prompt_id"])
-            if (path := folder / f"{name}.settings.json").is_file():
-                kept_settings(path)
             if name in found and set(found[name]) != ids:
                 common = len(ids & set(found[name]))
                 raise ValueError(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from basis_rl.identity import ID_SCHEME, check_scheme
 from basis_rl.run.artefacts import differences, lock, read_lines, write_whole
 
 
@@ -62,16 +61,15 @@ class RolloutFile:
         settings: all that the rollouts depend on.
 
     Raises:
-        OtherIds: there are rollouts whose problems have ids of another scheme.
         ValueError: there are rollouts that were drawn with other settings.
     """
 
     def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
         self.path = folder / f"{name}.jsonl"
         self.settings_path = folder / f"{name}.settings.json"
-        self.settings = {**settings, "id_scheme": ID_SCHEME}
+        self.settings = settings
         there = self.path.is_file() and self.settings_path.is_file()
-        if there and (differing := differences(kept_settings(self.settings_path), self.settings)):
+        if there and (differing := differences(json.loads(self.settings_path.read_text()), self.settings)):
             raise ValueError(
                 f"'{self.path}' holds rollouts that were drawn with other settings: {'; '.join(differing)}. Choose "
                 "another --output_dir, or remove them."
@@ -110,23 +108,10 @@ class RolloutFile:
         return read_rollouts(self.path)
 
 
-def kept_settings(path: Path) -> dict[str, Any]:
-    """The settings of the rollouts that lie beside the file `path`.
-
-    Raises:
-        OtherIds: their problems have ids of another scheme.
-    """
-    settings: dict[str, Any] = json.loads(path.read_text())
-    check_scheme(f"The evaluation '{path}'", settings.get("id_scheme"))
-    return settings
-
-
 def read_rollouts(path: Path) -> dict[str, list[GradedRollout]]:
     """The rollouts in a file, by problem; an incomplete last line is ignored."""
     found: dict[str, dict[int, GradedRollout]] = {}
     for line in read_lines(path):
-        with suppress(TypeError):
-            row = GradedRollout(**line)
-            # A line of another form belongs to another version: it is skipped, and its rollout sampled again.
-            found.setdefault(row.prompt_id, {}).setdefault(row.rollout, row)
+        row = GradedRollout(**line)
+        found.setdefault(row.prompt_id, {}).setdefault(row.rollout, row)
     return {i: [rows[k] for k in sorted(rows)] for i, rows in found.items()}

@@ -23,8 +23,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from basis_rl.identity import ID_SCHEME, check_scheme
-
 METADATA = "metadata.json"
 _LONGEST_LINE = 1 << 26
 
@@ -137,7 +135,7 @@ class Kind:
         part.mkdir(parents=True)
         for name, table in tables.items():
             pq.write_table(table, part / name)
-        metadata = {"format": self.format, "id_scheme": ID_SCHEME, **metadata}
+        metadata = {"format": self.format, **metadata}
         (part / METADATA).write_text(json.dumps(metadata, indent=2) + "\n")
         if path.exists():
             path.rename(old)
@@ -150,7 +148,6 @@ class Kind:
 
         Raises:
             MissingArtefact: neither a folder nor a repository that can be read.
-            OtherIds: its prompt ids are of another scheme.
             ValueError: it is of another kind, or of a newer format.
         """
         folder = Path(path_or_hub_id)
@@ -164,7 +161,6 @@ class Kind:
             version = int(metadata["format"])
         if version > self.format:
             raise ValueError(f"'{folder}' was written by a newer basis-rl (format {version}). Upgrade it.")
-        check_scheme(f"The {self.what} '{path_or_hub_id}'", metadata.get("id_scheme"))
         return folder, metadata
 
     @contextmanager

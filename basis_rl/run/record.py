@@ -93,7 +93,7 @@ def save_run_info(info: RunInfo, folder: str | Path) -> None:
 
 
 def load_run_info(folder: str | Path) -> RunInfo:
-    """Read the ``run.json`` of a run's folder; a ValueError if there is none, or another version wrote it."""
+    """Read the ``run.json`` of a run's folder; a ValueError if there is none, or it cannot be read."""
     path = Path(folder) / RUN_FILE
     if not path.is_file():
         raise ValueError(f"'{folder}' has no {RUN_FILE}: it is not the output_dir of a run of basis-rl.")
@@ -103,7 +103,7 @@ def load_run_info(folder: str | Path) -> RunInfo:
         content["artefacts"] = [Artefact(**entry) for entry in content["artefacts"]]
         return RunInfo(**content)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"'{path}' was written by another version of basis-rl: {error}.") from error
+        raise ValueError(f"'{path}' cannot be read: {error}.") from error
 
 
 def has_model(folder: Path) -> bool:

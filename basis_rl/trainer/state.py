@@ -17,7 +17,7 @@ from torch import Tensor
 from basis_rl.baselines import Baseline, baseline_name
 from basis_rl.data.prompts import IMAGES
 from basis_rl.engine.template_day import template_day
-from basis_rl.identity import ID_SCHEME, check_scheme, written
+from basis_rl.identity import written
 from basis_rl.run.artefacts import differences, write_whole
 from basis_rl.samplers import sampler_name
 from basis_rl.trainer.config import changed_settings
@@ -46,7 +46,7 @@ def save_baseline(folder: str | Path, baseline: Baseline, step: int, dataset: st
     """Write the state, the index of the next generation batch and the dataset's identity into a checkpoint folder."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     content = {"baseline": type(baseline).__name__, "step": step, "state": baseline.state_dict(), "dataset": dataset}
-    torch.save({**content, "id_scheme": ID_SCHEME}, Path(folder) / FILE_NAME)
+    torch.save(content, Path(folder) / FILE_NAME)
 
 
 def load_baseline(folder: str | Path, baseline: Baseline, dataset: str | None = None) -> int:
@@ -54,7 +54,7 @@ def load_baseline(folder: str | Path, baseline: Baseline, dataset: str | None = 
 
     Raises:
         ValueError: the checkpoint has no state for a baseline that has one, or the state of another baseline, or it was
-            saved with other training prompts, or by a version with prompt ids of another kind.
+            saved with other training prompts.
     """
     path = Path(folder) / FILE_NAME
     if not path.is_file():
@@ -67,8 +67,7 @@ def load_baseline(folder: str | Path, baseline: Baseline, dataset: str | None = 
             f"'{folder}' was saved with the baseline {content['baseline']}, this run has {type(baseline).__name__}. "
             "Resume with the same baseline, or start a new run from the checkpoint's model."
         )
-    check_scheme(f"'{folder}'", content.get("id_scheme"))
-    there = content.get("dataset")
+    there = content["dataset"]
     if dataset is not None and there is not None and dataset != there:
         raise ValueError(
             f"'{folder}' was saved while training on other prompts (their hash is {there}, this run's is {dataset}). "
@@ -232,7 +231,7 @@ def _data_identity(run: Any) -> dict[str, Any]:
     columns that decide about the rewards (`Plan.reads`; None for all)."""
     columns = _columns(run.train_dataset) if isinstance(run.train_dataset, Dataset) else None
     reads = None if run.reads is None else sorted({*run.reads, _GOLD})
-    return {"dataset": run.dataset_identity, "id_scheme": ID_SCHEME, "columns": columns, "reads": reads}
+    return {"dataset": run.dataset_identity, "columns": columns, "reads": reads}
 
 
 def _columns(dataset: Dataset) -> dict[str, str]:
@@ -328,21 +327,16 @@ def refuse_repeated_stream(folder: str | Path, dataset: Any) -> None:
 def compare_settings(folder: str | Path, now: Mapping[str, Any], allow: bool) -> list[str]:
     """One line for each setting in which this run differs from a checkpoint; none if that has no settings.
 
-    A checkpoint of an older version is compared by what it has.
-
     Raises:
         ValueError: one of them changes the order of the data or the meaning of the state, and `allow` is not set; or
-            columns that the rewards read have other values; or the checkpoint has prompt ids of another kind.
+            columns that the rewards read have other values.
     """
     before = saved_settings(folder)
     if not before:
         return []
-    check_scheme(f"'{folder}'", before["data"].get("id_scheme"))
-    # Older versions kept these two elsewhere, or not at all.
-    late = {key: before["free"].get(key, now["fixed"][key]) for key in ("reward", _CODE)}
-    fixed = {**late, **before["fixed"]}
+    fixed = dict(before["fixed"])
     read, beside = _other_columns(before["data"], now["data"])
-    if before["data"].get("dataset") != now["data"]["dataset"]:
+    if before["data"]["dataset"] != now["data"]["dataset"]:
         # The prompts are others, which `load_baseline` refuses with a message of its own: do not list it here as well.
         fixed[_PROMPTS] = now["fixed"][_PROMPTS]
         read = beside = set()
@@ -352,14 +346,13 @@ def compare_settings(folder: str | Path, now: Mapping[str, Any], allow: bool) ->
             "Resume with the same dataset, or start a new run from the checkpoint's model."
         )
     refused = differences(fixed, now["fixed"]) + [f"column {name} of the dataset: other values" for name in read]
-    # Another version may have settings that this one lacks, so compare what both have.
+    # Another version of TRL or transformers may have other settings, so compare what both have.
     known = before["free"].keys() & now["free"].keys()
     changed = differences(*({key: each["free"][key] for key in known} for each in (before, now)))
     changed += [f"column {name} of the dataset, which no reward names: other values" for name in sorted(beside)]
-    base = {**now["base"], **before.get("base", {})}
-    if base["shapes"] != now["base"]["shapes"]:
+    if before["base"]["shapes"] != now["base"]["shapes"]:
         refused.append("parameters of the model: other names or shapes")
-    if other := _other_base(base, now["base"]):
+    if other := _other_base(before["base"], now["base"]):
         (refused if now["base"]["role"] else changed).append(other)
     if refused and not allow:
         raise ValueError(
@@ -372,15 +365,14 @@ def compare_settings(folder: str | Path, now: Mapping[str, Any], allow: bool) ->
 
 def _other_columns(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[set[str], set[str]]:
     """The columns of the dataset that have other values: those that decide about rewards, and the others."""
-    there, here = (each.get("columns") for each in (before, now))
+    there, here = (each["columns"] for each in (before, now))
     if there is None or here is None:
         return set(), set()
     other = {name for name in {*there, *here} if there.get(name) != here.get(name)} - {"prompt_id"}
     if None in (before["reads"], now["reads"]):
         return other, set()
     read = other & {"prompt", *before["reads"], *now["reads"]}
-    # Older versions did not record columns that no reward reads.
-    return read, (other - read) & there.keys() & here.keys()
+    return read, other - read
 
 
 def _other_base(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -19,7 +19,6 @@ from tqdm import tqdm
 from basis_rl.engine import Completion, Sampling, prompt_tokens
 from basis_rl.engine.client import request_seed
 from basis_rl.engine.template_day import template_day, use_day
-from basis_rl.identity import ID_SCHEME
 from basis_rl.rewards.base import read_columns
 from basis_rl.rewards.call import call
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
@@ -116,7 +115,6 @@ class TablePlan:
             "early_exit": self.early_exit,
             "seed": self.seed,
             "sampler": sampler,
-            "id_scheme": ID_SCHEME,
             "template_day": template_day(),
         }
 

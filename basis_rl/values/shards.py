@@ -74,15 +74,10 @@ class Shards:
         self.identity: dict[str, Any] = json.loads(json.dumps(identity))
         for path in sorted(folder.glob(_PATTERN)):
             known = next((line["identity"] for line in read_lines(path) if "identity" in line), self.identity)
-            # Builds of older versions lack this fact.
-            since = {"reward_code": self.identity.get("reward_code")}
-            if differing := differences({**since, **known}, self.identity):
-                older = "id_scheme" in self.identity and "id_scheme" not in known
-                way_out = "Finish it with the version that began it" if older else "Set these back to resume it"
+            if differing := differences(known, self.identity):
                 found = f"'{folder}' holds the results of a build that was begun otherwise:"
-                raise ValueError(
-                    "\n  ".join([found, *differing]) + f"\n{way_out}, or delete the folder to start again."
-                )
+                way_out = "Set these back to resume it, or delete the folder to start again."
+                raise ValueError("\n  ".join([found, *differing]) + f"\n{way_out}")
 
     def records(self) -> Iterator[Record]:
         """All that is finished, of all processes; each key once."""

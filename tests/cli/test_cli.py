@@ -82,7 +82,7 @@ def test_value_table_then_basis_with_one_rollout(recipe, tmp_path, capsys):
     elsewhere = ["--model_name_or_path", str(tmp_path / "other"), "--output_dir", str(tmp_path / "other-run")]
     assert main(["train", path, *elsewhere]) == 2
     assert re.search(r"revision: table \"\w{16}\", run \"\w{16}\"", capsys.readouterr().err)
-    # So is a recipe that relied on a template which is no longer the default.
+    # So is the recipe without its template.
     kwargs = {"values": str(tmp_path / "values")}
     untouched = recipe(baseline="basis", baseline_kwargs=kwargs, num_generations=1, prompt_template=None)
     assert main(["train", untouched, "--output_dir", str(tmp_path / "untouched")]) == 2

@@ -297,14 +297,6 @@ def test_what_belongs_to_the_main_thread_is_told_before_a_stream(tmp_path):
     assert reset == [row]
 
 
-def test_a_key_that_is_gone_names_what_replaces_it(tmp_path):
-    for settings in ({"async_prefetch": True}, {"async_prefetch": False}):
-        with pytest.raises(
-            TypeError, match=r"'async_prefetch'. Write `rollouts: stream` and `max_staleness: 1` instead"
-        ):
-            config(tmp_path, **settings)
-
-
 def test_the_callers_settings_are_not_changed(tmp_path):
     args = config(tmp_path)
     plan = plan_run("m", parity_reward, args, objective="gspo")

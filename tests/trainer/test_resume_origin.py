@@ -222,28 +222,7 @@ def test_another_reward_is_refused(change, tmp_path):
         resumed(tmp_path, **change)
 
 
-# Older checkpoints, and value tables.
-
-
-def test_a_checkpoint_of_an_older_version_is_compared_by_what_it_has(tmp_path, capsys):
-    gone = [("", "base"), ("data", "columns"), ("data", "reads"), ("fixed", "code of the reward"), ("fixed", "reward")]
-    began(tmp_path)
-    older(tmp_path, *gone)
-    other = rows(solution=lambda i: str(i))
-    assert resumed(tmp_path, model=other_model(), reward_funcs=twin(other_body), train_dataset=other)
-    assert said(capsys) == []
-
-
-def test_its_reward_is_refused_by_name(tmp_path):
-    began(tmp_path)
-    older(tmp_path, ("fixed", "reward"), ("fixed", "code of the reward"))
-    (path,) = checkpoint.checkpoints(tmp_path)
-    settings = json.loads((path / "run_settings.json").read_text())
-    settings["free"]["reward"] = "parity_reward"
-    (path / "run_settings.json").write_text(json.dumps(settings))
-    checkpoint.finish(path)
-    with pytest.raises(ValueError, match='reward: "parity_reward", now "other_body"'):
-        resumed(tmp_path, reward_funcs=other_body)
+# Value tables.
 
 
 def test_a_value_table_is_of_the_code_of_its_reward(tmp_path):
@@ -254,7 +233,7 @@ def test_a_value_table_is_of_the_code_of_its_reward(tmp_path):
 
     code = json.loads(began_settings(tmp_path / "run"))["fixed"]["code of the reward"]
     assert table(reward="parity_reward", reward_code=code)
-    assert table(reward="parity_reward"), "an older one does not know"
+    assert table(reward="parity_reward"), "what it does not say is not compared"
     with pytest.raises(ValueError, match='reward_code: table "parity_reward 0", run "parity_reward '):
         table(reward="parity_reward", reward_code="parity_reward 0")
 

@@ -334,14 +334,9 @@ def test_any_prefix_of_a_shard_is_read_as_its_whole_lines(tmp_path):
         assert repr(again[:whole]) == repr(records[:whole])
 
 
-def test_the_beginning_of_an_older_version_is_not_gone_on_with(tmp_path):
-    """Its prompts may be other ones; what differs otherwise can be set back."""
+def test_the_beginning_of_another_build_is_not_gone_on_with(tmp_path):
     with Shards(tmp_path, {"seed": 0}).writer() as writer:
         writer(Record("id", 0, [1.0], 5, 1).line())
-    with pytest.raises(
-        ValueError, match=r"id_scheme: null, now 2\nFinish it with the version that began it, or delete"
-    ):
-        Shards(tmp_path, {"seed": 0, "id_scheme": 2})
     with pytest.raises(ValueError, match=r"seed: 0, now 1\nSet these back to resume it, or delete"):
         Shards(tmp_path, {"seed": 1})
 
