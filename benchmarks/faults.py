@@ -128,7 +128,7 @@ def disturbed(folder: Path, model: Path, url: Any, spoil: int = -1, **settings: 
     except DiskFull as error:
         print(error, flush=True)
         return 70
-    if trained.stop_on_signal.stopped:
+    except SystemExit:
         return 75
     trained.save_model(str(folder / "final"))
     if trained.accelerator.is_main_process:

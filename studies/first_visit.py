@@ -157,7 +157,7 @@ def run(scale: Scale, policy: str, seed: int, output: Path) -> dict[str, Any]:
         steps_per_generation=1, seed=seed, max_steps=scale.batches, learning_rate=scale.learning_rate,
         max_completion_length=chosen.tokens,
     )  # fmt: skip
-    training.train_to_the_end(quiet(trainer))
+    quiet(trainer).train()
     trainer.end()
     return errors_of(trainer.visits, scale.rollouts)
 

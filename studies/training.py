@@ -73,21 +73,10 @@ class Measured(TrainerCallback):
             self._measure(state.global_step)
 
 
-def train_to_the_end(trainer: BasisTrainer) -> None:
-    """Train to the last step. When a signal stops it, the trainer ends normally, but after fewer steps.
-
-    Raises:
-        SystemExit: a signal stopped the training, which must not count as a run.
-    """
-    trainer.train()
-    if trainer.stop_on_signal.stopped:
-        raise SystemExit("A signal stopped the training. The next call repeats this run from its start.")
-
-
 def measured_training(trainer: BasisTrainer, measured: Measured) -> list[Point]:
     """Train to the end; returns the points of `measured`."""
     quiet(trainer).add_callback(measured)
-    train_to_the_end(trainer)
+    trainer.train()
     trainer.end()
     return measured.points
 

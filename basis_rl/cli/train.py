@@ -22,7 +22,7 @@ from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.run import errors
 from basis_rl.run.artefacts import write_whole
-from basis_rl.run.checkpoint import newest, resolve
+from basis_rl.run.checkpoint import resolve
 from basis_rl.run.disk import naming_a_full_disk
 from basis_rl.run.peers import naming_lost_peers
 from basis_rl.run.progress import clock, how_sampled
@@ -120,12 +120,11 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     """Train and save; returns the exit code."""
     output = Path(recipe.args.output_dir)
     set_origin(recipe, trainer)
-    trainer.train(resume_from_checkpoint=checkpoint)
-    if trainer.stop_on_signal.stopped:
-        if trainer.accelerator.is_main_process:
-            kept = newest(output)
-            where = f"Checkpoint: {kept}. Resume with --resume_from_checkpoint auto." if kept else "Nothing is saved."
-            print(f"Stopped by a signal after step {trainer.state.global_step} of {trainer.state.max_steps}. {where}")
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    except (KeyboardInterrupt, SystemExit):
+        if not trainer.stop_on_signal.stopped:
+            raise
         trainer.end()
         return STOPPED
     # A run that was finished may have been killed while it saved its model.

@@ -42,8 +42,8 @@ class RewardFailed(RuntimeError):
 
 
 class StopAsked(BaseException):
-    """A signal to stop came while a server was waited for. On every rank at once; no error, so `except Exception` lets
-    it pass."""
+    """A signal to stop came while a server was waited for; its argument is the signal's number. On every rank at once;
+    no error, so `except Exception` lets it pass."""
 
 
 class SelectionFailed(RuntimeError):

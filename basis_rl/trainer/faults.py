@@ -29,6 +29,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 class StopOnSignal(TrainerCallback):
     """SIGTERM, SIGUSR1, Ctrl-C or a file ``STOP`` in ``output_dir``: all ranks finish the step, save it and stop.
 
+    `stopped` says that it has happened, and `raised` is what then ends the program on every rank, as the signal itself
+    would have: a script must not take the run for a finished one.
+
     The ranks agree at each step's end, so that none of them waits for another. A second signal, some seconds later,
     kills at once (launchers often send each one twice). The file is for launchers that kill their processes some
     seconds after a SIGTERM (torchrun and accelerate: 30), which a long step outlasts; it is removed when the run stops.
@@ -37,13 +40,19 @@ class StopOnSignal(TrainerCallback):
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
         self.asked: float | None = None
+        self.number = 0
         self.stopped = False
         self._interrupts = False
+
+    @property
+    def raised(self) -> BaseException:
+        """KeyboardInterrupt for Ctrl-C and the file, else SystemExit with the code that shells give for the signal."""
+        return KeyboardInterrupt() if self.number == signal.SIGINT else SystemExit(128 + self.number)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Within it the signals are caught. Only the main thread can do that; in any other one nothing changes."""
-        self.asked = None
+        self.number = 0
         self.stopped = False
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -52,6 +61,7 @@ class StopOnSignal(TrainerCallback):
         try:
             yield
         finally:
+            self.asked = None
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -67,7 +77,7 @@ class StopOnSignal(TrainerCallback):
         self._interrupts = True
         try:
             if self.asked is not None:
-                raise StopAsked
+                raise StopAsked(self.number)
             yield
         finally:
             self._interrupts = False
@@ -78,8 +88,9 @@ class StopOnSignal(TrainerCallback):
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.asked = self.asked or now
+        self.number = self.number or int(number)
         if self._interrupts:
-            raise StopAsked
+            raise StopAsked(self.number)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -90,9 +101,10 @@ class StopOnSignal(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         file = Path(str(args.output_dir)) / STOP_FILE
-        here = self.asked is not None or (self.accelerator.is_main_process and file.exists())
-        anywhere = torch.tensor([float(here)], device=self.accelerator.device)
-        if float(self.accelerator.reduce(anywhere, reduction="sum")) > 0:
+        by_file = self.accelerator.is_main_process and file.exists()
+        asked = torch.tensor([self.number or by_file * int(signal.SIGINT)], device=self.accelerator.device)
+        self.number = int(self.accelerator.gather(asked).max())
+        if self.number:
             self.stopped = True
             if self.accelerator.is_main_process:
                 file.unlink(missing_ok=True)

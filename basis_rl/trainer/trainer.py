@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
@@ -1011,12 +1011,15 @@ class BasisTrainer(GRPOTrainer):
         checkpoint at or after ``max_steps`` nothing is trained, and `was_finished` is then True.
 
         Raises:
+            KeyboardInterrupt: Ctrl-C or the file ``STOP`` stopped it.
+            SystemExit: another signal did; the code is 128 and the signal's number, 143 for SIGTERM.
             ValueError: no such checkpoint, or one of another run; another run is writing to ``output_dir``, or has left
                 checkpoints there and neither ``resume_from_checkpoint`` nor ``overwrite_output_dir`` is set.
             NonFiniteGradients: too many steps in a row without a finite gradient.
             ServerLost: the vLLM server failed and did not come back; a checkpoint has been written.
             RequestRefused: it refused a request or answered it wrongly; a checkpoint has been written.
-            RewardFailed: a reward function raised or returned an invalid reward; a checkpoint has been written.
+            RewardFailed: a reward function raised or returned an invalid reward, or no rollout has one; a checkpoint
+                has been written.
             PeerLost: another rank is gone; nothing is saved, since saving takes all ranks.
             SelectionFailed: the prompt sampler failed, or has no prompts for a batch; a checkpoint has been written.
             DiskFull: something could not be written, or (`FolderLost`) ``output_dir`` no longer exists.
@@ -1038,14 +1041,14 @@ class BasisTrainer(GRPOTrainer):
             self.spending = Spending()
             self.was_finished = False
             try:
-                return super().train(resume_from_checkpoint=found, **kwargs)
+                result = super().train(resume_from_checkpoint=found, **kwargs)
             # Raised on every rank.
-            except errors.StopAsked:
+            except errors.StopAsked as error:
                 # The signal came while a server was waited for.
                 self.stop_on_signal.stopped = True
+                self.stop_on_signal.number = error.args[0]
                 self._save_last_step()
                 self.publisher.finish()
-                return TrainOutput(self.state.global_step, 0.0, {})
             except _FAILURES as error:
                 if not isinstance(error, errors.NonFiniteGradients):
                     self._save_last_step()
@@ -1056,6 +1059,13 @@ class BasisTrainer(GRPOTrainer):
                 if self._streamed is not None and self._streamed.stream is not None:
                     self._streamed.stream.close()
                 self.publisher.wait_for_own()
+        if self.stop_on_signal.stopped:
+            if self.accelerator.is_main_process:
+                kept = checkpoint.newest(place)
+                where = f"Checkpoint: {kept}. resume_from_checkpoint: auto goes on." if kept else "Nothing is saved."
+                print(f"Stopped by a signal after step {self.state.global_step} of {self.state.max_steps}. {where}")
+            raise self.stop_on_signal.raised
+        return result
 
     def watch_server(self, given_up: Callable[[], bool]) -> None:
         """Stop waiting for a failed vLLM server when `given_up` says that it will not be started again."""
@@ -1087,16 +1097,14 @@ class BasisTrainer(GRPOTrainer):
         if folder is None:
             return []
         before = run_state.saved_settings(folder)
-        day = before.get("day")
-        if day is not None and day != template_day():
-            use_day(day)
+        if before and before["day"] != template_day():
+            use_day(before["day"])
             self._settings = run_state.settings_of(self, self._base, self._tokenizer)
         lines = run_state.compare_settings(folder, self._settings, self.args.allow_changed_settings)
-        first = before.get("base")
-        if first and not self._base["role"]:
+        if before and not self._base["role"]:
             # Nothing needs the base model any more, so the run keeps naming the one that it began with.
-            self._settings["base"] = first
-            self.origin.first = {key: first[key] for key in self.origin.base}
+            self._settings["base"] = before["base"]
+            self.origin.first = {key: before["base"][key] for key in self.origin.base}
         return lines
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:

@@ -51,7 +51,7 @@ from studies.least.training import Scale, problems_of, reward_of
 from studies.runs import placed, save_table, study_parser
 from studies.selection import task as selection
 from studies.small_policy import TOKENS, trainer_for
-from studies.training import quickstart_model, train_to_the_end
+from studies.training import quickstart_model
 
 ROWS = 64  # rollouts that a model is called with
 BATCH, BATCHES = 64, 100
@@ -336,7 +336,7 @@ def made(task: str, steps: int, output: Path) -> Path:
         steps_per_generation=1, per_device_train_batch_size=BATCH, max_steps=steps - before, learning_rate=rate,
         seed=steps, max_completion_length=length, overwrite_output_dir=True,
     )  # fmt: skip
-    train_to_the_end(quiet(trainer))
+    quiet(trainer).train()
     save(model, tokenizer, folder)
     return folder
 

@@ -53,7 +53,6 @@ from examples.quickstart.warm_start import save as save_policy
 from studies.runs import RESULTS, placed, read_table, save_table, study_parser
 from studies.selection import task
 from studies.small_policy import TOKENS, draw, problems, trainer_for, warm_policy
-from studies.training import train_to_the_end
 from studies.value import analysis as va
 from studies.value import report
 from studies.worked_sums import TOKENS as WORKED_TOKENS
@@ -182,7 +181,7 @@ def rollouts_of(plan: Plan, output: Path, reward: Any) -> dict[str, Any]:
         max_steps=2 * plan.checkpoints[-1], learning_rate=plan.learning_rate, seed=plan.seed,
         max_completion_length=tokens,
     )  # fmt: skip
-    train_to_the_end(trainer)
+    trainer.train()
     found["history"] = recorder.batches
     return found
 

@@ -193,11 +193,11 @@ def test_a_signal_ends_the_wait_for_all(stream, two, model, tmp_path):
     for each in two:
         each.before = before_of(each)
     given = STREAM if stream else {}
-    trained = train(tmp_path, model, two, save_strategy="steps", save_steps=100, **given)
+    with pytest.raises(SystemExit, match="138"):
+        train(tmp_path, model, two, save_strategy="steps", save_steps=100, **given)
     assert time.monotonic() - sent[0] < 45
     ended.set()
-    assert trained.stop_on_signal.stopped
-    assert checkpoint.newest(tmp_path).name == f"checkpoint-{trained.state.global_step}"
+    assert checkpoint.newest(tmp_path).name in ("checkpoint-1", "checkpoint-2")
     assert all(each.worker.basis_state()["owner"] is None for each in two)
 
 

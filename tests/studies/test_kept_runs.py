@@ -11,7 +11,7 @@ import torch
 
 from studies import runs as study_runs
 from studies.runs import Planned, kept, kept_runs, origins, placed, read_table, save_table, study_parser
-from studies.training import Measured, measured_training
+from studies.training import Measured
 from tests.benchmarks.test_costs import burn
 
 
@@ -29,20 +29,6 @@ def test_what_measuring_costs_is_not_counted():
         measured.on_step_end(None, SimpleNamespace(global_step=step), None)
     assert [point.rollouts for point in measured.points] == [0, 8, 16]
     assert [point.cpu for point in measured.points] == pytest.approx([0, 0.1, 0.2], abs=0.05)
-
-
-def test_a_run_that_a_signal_stops_is_not_kept():
-    def train():
-        trainer.stop_on_signal.stopped = True
-
-    trainer = fake_trainer(
-        stop_on_signal=SimpleNamespace(stopped=False),
-        remove_callback=lambda _: None,
-        add_callback=lambda _: None,
-        train=train,
-    )
-    with pytest.raises(SystemExit, match="signal"):
-        measured_training(trainer, Measured(trainer, lambda model: {}, 1))
 
 
 def test_a_kept_run_is_not_made_again_and_other_settings_are_refused(tmp_path):

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 
 from basis_rl.__main__ import leave
 from basis_rl.trainer import BasisTrainer
@@ -26,7 +27,8 @@ def main(output: str, model: str, who: int, what: str) -> None:
 
     saving = {"steps_per_generation": 3, "save_strategy": "steps", "save_steps": 100}
     trainer = tiny_trainer(output, cls=IllFated, model=model, max_steps=40 if what == "0" else 8, **saving)
-    trainer.train(resume_from_checkpoint="auto")
+    with suppress(SystemExit):
+        trainer.train(resume_from_checkpoint="auto")
     print(f"rank {trainer.accelerator.process_index} stopped at {trainer.state.global_step}", flush=True)
 
 

@@ -12,6 +12,7 @@ import gc
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -94,7 +95,9 @@ def train(output: Path, model: str, ranks: int, name: str, cls=GivenRollouts, ba
     own = {"model": model, "reward_funcs": rewards, "max_completion_length": 12}
     trainer = tiny_trainer(output / f"run-{name}", baseline or name, cls, **{**shape, **own, **given})
     assert trainer.accelerator.num_processes == ranks
-    trainer.train()
+    # How `Stopped` ends.
+    with suppress(SystemExit):
+        trainer.train()
     return trainer
 
 

@@ -95,7 +95,7 @@ def main(output: Path, model: Path, url: str, ranks: int, name: str, resumed: st
     raised = ""
     try:
         trained.train(resume_from_checkpoint=resumed)
-    except (errors.RewardFailed, errors.ServerLost) as error:
+    except (errors.RewardFailed, errors.ServerLost, SystemExit) as error:
         raised = f"{type(error).__name__}: {error}"
     if not raised:
         trained.save_model(str(output / name / "saved"))

@@ -144,10 +144,10 @@ def test_a_wait_is_interrupted_and_nothing_else(monkeypatch):
     assert not stopping._interrupts
 
 
-@pytest.mark.parametrize("others", [0.0, 1.0])
+@pytest.mark.parametrize("others", [0, signal.SIGTERM])
 def test_a_rank_stops_when_another_one_was_asked(others, tmp_path):
     accelerator = SimpleNamespace(
-        is_main_process=False, device=torch.device("cpu"), reduce=lambda asked, reduction: asked + others
+        is_main_process=False, device=torch.device("cpu"), gather=lambda asked: torch.tensor([*asked, others])
     )
     stopping, control = StopOnSignal(accelerator), TrainerControl()
     stopping.on_step_end(SimpleNamespace(output_dir=tmp_path, save_strategy="steps"), TrainerState(), control)
@@ -157,7 +157,7 @@ def test_a_rank_stops_when_another_one_was_asked(others, tmp_path):
 @pytest.mark.parametrize(
     "numbers", [[signal.SIGTERM], [signal.SIGUSR1], [signal.SIGINT], [signal.SIGTERM, signal.SIGTERM], []]
 )
-def test_a_signal_or_a_file_ends_the_run_with_a_checkpoint(numbers, tmp_path):
+def test_a_signal_or_a_file_ends_the_run_with_a_checkpoint_and_the_script(numbers, tmp_path):
     """A signal that comes twice at once counts once, and a STOP file from before the run not at all."""
     stop, before = tmp_path / "STOP", list(map(signal.getsignal, numbers))
 
@@ -170,7 +170,10 @@ def test_a_signal_or_a_file_ends_the_run_with_a_checkpoint(numbers, tmp_path):
     stop.touch()
     settings = {"save_strategy": "steps", "save_steps": 100}
     trainer = build(tmp_path, {2: ask}, **settings)
-    trainer.train()
+    raised = SystemExit if numbers and numbers[0] != signal.SIGINT else KeyboardInterrupt
+    with pytest.raises(raised) as ended:
+        trainer.train()
+    assert ended.value.args == ((128 + numbers[0],) if raised is SystemExit else ())
     assert trainer.stop_on_signal.stopped
     assert trainer.state.global_step == 3
     assert checkpoint.newest(tmp_path).name == "checkpoint-3"

@@ -179,7 +179,7 @@ def test_what_ends_the_main_process_ends_all(name, model, server, tmp_path):
     began = time.monotonic()
     two = trained(tmp_path, model, server, name)
     assert time.monotonic() - began < 120
-    kinds = {"reward": "RewardFailed", "lost": "ServerLost", "signal": ""}
+    kinds = {"reward": "RewardFailed", "lost": "ServerLost", "signal": "SystemExit"}
     assert [rank["raised"].partition(":")[0] for rank in two] == [kinds[name]] * 2
     assert two[0]["raised"] == two[1]["raised"]
     assert [rank["stopped"] for rank in two] == [name == "signal"] * 2
