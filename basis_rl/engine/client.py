@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 import queue
@@ -36,6 +37,7 @@ _LONGEST_PAUSE = 10.0
 _IN_FLIGHT = 1024
 # Seconds after which a waiting thread checks whether it is to stop.
 _POLL = 0.2
+_logger = logging.getLogger(__name__)
 _Choice = tuple[list[int], bool]
 
 
@@ -509,6 +511,9 @@ class _Dispatch:
     def _give_back(self, index: int, server: Client, error: RolloutError) -> None:
         self.last_error = error
         self.failures[server.url] += 1
+        if server.url not in self.failing_since and not self.stopping.is_set():
+            message = "The vLLM server at %s failed (%s). Waiting for it, %g s at most."
+            _logger.warning(message, server.url, error, self.patience)
         self.failing_since.setdefault(server.url, time.monotonic())
         # All threads of a dead server try it at once, so a request that did not reach it does not count as an attempt.
         if not isinstance(error, NotConnected) and not self.stopping.is_set():

@@ -129,6 +129,9 @@ class TrainingClient(VLLMClient):
     def check_server(self, total_timeout: float = 0.0, retry_interval: float = 1.0) -> None:
         """As in TRL, but a server that hangs does not hang us."""
         deadline = time.monotonic() + total_timeout
+        if total_timeout and not self.server.is_healthy(5.0):
+            message = "No vLLM server answers at %s. Waiting for it, %g s at most (vllm_server_timeout)."
+            _logger.warning(message, self.base_url, total_timeout)
         while not self.server.is_healthy(5.0):
             if time.monotonic() >= deadline:
                 raise ConnectionError(
@@ -570,7 +573,8 @@ class Generation(VLLMGeneration):
             except RolloutError as error:
                 deadline = deadline or time.monotonic() + self.settings.recovery_timeout
                 if self.accelerator.is_main_process:
-                    _logger.warning("The vLLM server failed (%s). Waiting for it.", error)
+                    message = "The vLLM server failed (%s). Waiting for it, %g s at most (vllm_recovery_timeout)."
+                    _logger.warning(message, error, self.settings.recovery_timeout)
                 self._wait_for_server(deadline, error)
                 self.recoveries += 1
 

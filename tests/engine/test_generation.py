@@ -290,13 +290,14 @@ def test_a_server_that_is_back_and_fails_again_is_not_waited_for_for_ever(server
     assert 1 <= trained.vllm_generation.recoveries <= 3
 
 
-def test_what_is_no_server_of_ours_is_said_before_training(server, model, tmp_path):
+def test_what_is_no_server_of_ours_is_said_before_training(server, model, tmp_path, caplog):
     server.before = lambda number, body: 404
     with pytest.raises(ValueError, match=r"use_vllm: .*does not know 'basis_state'. Start it with `basis-rl serve"):
         trainer(tmp_path, model, server.url, "rloo")
     server.stop()
     with pytest.raises(ValueError, match=r"use_vllm: .*There is no vLLM server at .* \(waited 1 s\)"):
         trainer(tmp_path, model, server.url, "rloo", vllm_server_timeout=1.0)
+    assert f"No vLLM server answers at {server.url}. Waiting for it, 1 s at most" in caplog.text
 
 
 def reverse(answer):
