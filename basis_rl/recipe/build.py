@@ -29,6 +29,7 @@ from basis_rl.rewards.registry import build_reward, split_params
 from basis_rl.samplers import build_sampler
 from basis_rl.tools import TOOLS
 from basis_rl.trainer import BasisConfig, BasisTrainer
+from basis_rl.trainer.model_check import check_saved
 from basis_rl.trainer.plan import Plan, check_with_model, plan_run, with_data
 
 
@@ -95,9 +96,7 @@ def load_by_name(name: str, revision: str | None, trust_remote_code: bool) -> tu
     except (OSError, ValueError) as error:
         where = "" if Path(name).is_dir() else " (there is no such folder; taken for a Hub id)"
         raise ValueError(f"model_name_or_path: '{name}' could not be loaded{where}: {str(error)[:300]}") from error
-    weights = [*Path(name).glob("*.safetensors"), *Path(name).glob("*.bin")]
-    if Path(name).is_dir() and not weights:
-        raise ValueError(f"model_name_or_path: the folder '{name}' holds no weights (*.safetensors, *.bin).")
+    check_saved(name, tokenizer)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return config, tokenizer

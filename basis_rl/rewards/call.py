@@ -6,6 +6,7 @@ import math
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from transformers import TrainerState
@@ -15,6 +16,10 @@ from basis_rl.rewards.workers.failures import RewardInfrastructureError
 
 # The largest float32.
 _LARGEST = 3.4028234663852886e38
+_TRIED = (
+    "This was a trial before the training, with a short answer to the first row. Functions get prompts, completions "
+    "and every column as keywords, so they need **kwargs; in a conversation the completion is a list of messages."
+)
 
 
 class WrongScores(Exception):
@@ -57,6 +62,20 @@ def call(
     except Exception as error:
         name = getattr(function, "__name__", type(function).__name__)
         raise ValueError(f"{failure(name, error)}.") from error
+
+
+def try_reward(function: Callable[..., Any], row: Mapping[str, Any]) -> None:
+    """Let a reward function score two short answers to `row`, before anything is spent.
+
+    Raises:
+        ValueError: it fails. What it runs on may be missing here, and that is not judged.
+    """
+    with suppress(RewardInfrastructureError):
+        try:
+            # Two rollouts show whether there is a reward for each.
+            call(function, [{"prompt": "", **row}] * 2, [("1", [0], False)] * 2)
+        except ValueError as error:
+            raise ValueError(f"{error} {_TRIED}") from error
 
 
 def failure(name: str, error: BaseException) -> str:

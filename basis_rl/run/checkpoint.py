@@ -123,13 +123,13 @@ def damage(folder: Path) -> str:
             digests = _digests([folder / name for name in files])
             found = [f"{n} has other bytes" for n, digest in zip(files, digests, strict=True) if digest != files[n][1]]
     elif (folder / _STATE).is_file():
-        found = [f"{path.relative_to(folder)} cannot be read" for path in sorted(folder.rglob("*")) if _is_broken(path)]
+        found = [f"{path.relative_to(folder)} cannot be read" for path in sorted(folder.rglob("*")) if is_broken(path)]
     found = found or _lacking({path.name for path in folder.iterdir()})
     return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
 
 
-def _is_broken(path: Path) -> bool:
-    """Whether it is empty, ends early, or holds something else than its name says; torch's files have a checksum."""
+def is_broken(path: Path) -> bool:
+    """Whether a file is empty, ends early, or is not what its name says; torch's files have a checksum."""
     try:
         if path.name == _STATE:
             return not isinstance(json.loads(path.read_text())["global_step"], int)

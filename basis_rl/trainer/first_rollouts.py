@@ -1,4 +1,5 @@
-"""If all rewards of a run's first rollouts are equal, explains what those rollouts show about the reason."""
+"""If all rewards of a run's first rollouts are equal, explains what those rollouts show about the reason; a run without
+any ends."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from basis_rl.data import problem_text
 from basis_rl.rewards.base import GoldChecker
 from basis_rl.rewards.extract import completion_text, last_boxed
+from basis_rl.run.errors import RewardFailed
 
 # If the rewards of so many rollouts are all equal, that is worth a message.
 FIRST = 64
@@ -79,11 +81,25 @@ class FirstRollouts:
         self.done = False
 
     def add(self, rewards: Tensor, rollouts: Sequence[Rollout]) -> str | None:
-        """Take in a batch: the rewards of all ranks, ``(N,)``, and this rank's rollouts. Returns the explanation."""
+        """Take in a batch: the rewards of all ranks, ``(N,)``, and this rank's rollouts. Returns the explanation.
+
+        Raises:
+            RewardFailed: no function has scored any of the first rollouts.
+        """
         if self.done:
             return None
         self.rewards += rewards.tolist()
         self.rollouts += rollouts
-        told = explanation(self.rewards, self.rollouts, self.ends, self.limit, boxes=self.boxes)
+        told = self._explained()
         self.done = told is None or len(self.rewards) >= FIRST
+        if self.done:
+            self.require_scores()
         return told if self.done else None
+
+    def require_scores(self) -> None:
+        """Raise RewardFailed if there were rollouts, and no function has scored any: call it when the run ends, too."""
+        if self.rewards and all(map(math.isnan, self.rewards)):
+            raise RewardFailed(str(self._explained()))
+
+    def _explained(self) -> str | None:
+        return explanation(self.rewards, self.rollouts, self.ends, self.limit, boxes=self.boxes)

@@ -1,18 +1,47 @@
-"""Checks of the model itself, once it is loaded and before anything is generated."""
+"""Checks of the model as it is saved, and once it is loaded, before anything is generated."""
 
 from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedType
 from torch import nn
+from transformers import AutoTokenizer
 
+from basis_rl.run.checkpoint import is_broken
 from basis_rl.trainer.config import BasisConfig
 
 _logger = logging.getLogger(__name__)
+
+
+def check_saved(name: str, tokenizer: Any = None) -> None:
+    """A folder `name` holds whole weights, and a tokenizer that tells texts apart: one is loaded if none is given.
+
+    Raises:
+        ValueError: it does not. A name that is no folder is not checked, except for the `tokenizer`.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        weights = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
+        if not weights:
+            raise ValueError(f"model_name_or_path: the folder '{name}' holds no weights (*.safetensors, *.bin).")
+        if broken := [path.name for path in weights if is_broken(path)]:
+            raise ValueError(
+                f"model_name_or_path: {', '.join(broken)} in '{name}' cannot be read: a copy or download of the file "
+                "was cut off. Fetch it again."
+            )
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
+    # Without its files transformers makes a tokenizer that knows no text.
+    inner = getattr(tokenizer, "tokenizer", tokenizer)
+    if inner is not None and inner("1 + 1 =")["input_ids"] == inner("What is 12 - 7?")["input_ids"]:
+        raise ValueError(
+            f"model_name_or_path: '{name}' has no tokenizer: all texts give the same tokens. Save it beside the "
+            "weights, with tokenizer.save_pretrained."
+        )
 
 
 def check_trained(model: nn.Module) -> None:

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -36,6 +37,7 @@ from basis_rl.names import Mistakes, kind_of
 from basis_rl.objectives import OBJECTIVES, AnyObjective, TrlObjective, for_token_advantages, objective_name
 from basis_rl.registry import build
 from basis_rl.rewards.base import check_reward_columns, declared_range, read_columns
+from basis_rl.rewards.call import try_reward
 from basis_rl.rewards.golds import invalid_golds, without_invalid_golds
 from basis_rl.rewards.registry import REWARDS, build_reward
 from basis_rl.rewards.thought import tell_rewards
@@ -55,6 +57,9 @@ from basis_rl.values.provenance import fingerprint, run_provenance
 _logger = logging.getLogger(__name__)
 # Values of difficulty_column: each of them becomes a metric.
 _MOST_DIFFICULTIES = 20
+# Adam moves a weight by the learning rate whatever its gradient, SGD in proportion to it.
+_SMALL_GRADIENT = 1e-3
+_LARGEST_STEP = 0.5
 # How many prompts are tokenized to find the longest: to tokenize all of them may take a minute.
 _LONGEST = 256
 # What a baseline may ask for: not the KL penalty, which the settings decide, nor what comes with another signal.
@@ -308,6 +313,8 @@ def check_values(plan: Plan) -> None:
         raise ValueError("max_steps must be above 0, or -1, which leaves the length to num_train_epochs.")
     if args.use_liger_kernel and find_spec("liger_kernel") is None:
         raise ValueError("use_liger_kernel needs liger-kernel: `pip install liger-kernel`, or leave it out.")
+    if args.beta < 0:
+        raise ValueError(f"beta must be at least 0, got {args.beta:g}: less would drive the policy off its reference.")
     if args.max_steps < 0 and args.num_train_epochs <= 0:
         raise ValueError("num_train_epochs must be above 0.")
     if (asked := asked_processes()) > 1:
@@ -318,7 +325,7 @@ def check_values(plan: Plan) -> None:
 
 
 def check_optimizer(plan: Plan) -> None:
-    """Optimizer and schedule accept their settings: both are built, for a model of one number."""
+    """Optimizer and schedule accept their settings, and a step is of a usual size: tried on a model of one number."""
     args = plan.args
     if plan.kwargs.get("optimizers") or plan.kwargs.get("optimizer_cls_and_kwargs"):
         return
@@ -330,12 +337,20 @@ def check_optimizer(plan: Plan) -> None:
         # Some optimizers need the model.
         return
     try:
-        optimizer = made([torch.nn.Parameter(torch.zeros(1))], **settings)
+        weight = torch.nn.Parameter(torch.zeros(1))
+        weight.grad = torch.full((1,), _SMALL_GRADIENT)
+        optimizer = made([weight], **settings)
         extra = args.lr_scheduler_kwargs if isinstance(args.lr_scheduler_kwargs, dict) else None
         get_scheduler(args.lr_scheduler_type, optimizer, 0, 1, scheduler_specific_kwargs=extra)
     except (TypeError, ValueError) as error:
         keys = "learning_rate, adam_beta1, adam_beta2, lr_scheduler_type or lr_scheduler_kwargs"
         raise ValueError(f"{keys}: {error}") from error
+    with suppress(Exception):
+        # Some optimizers need a GPU.
+        optimizer.step()
+    if args.learning_rate == 0 or abs(weight.item()) >= _LARGEST_STEP:
+        what = "changes nothing" if args.learning_rate == 0 else "moves each weight that far, whatever its gradient"
+        raise ValueError(f"learning_rate is {args.learning_rate:g}: a step {what}. Usual are 1e-7 to 1e-3.")
 
 
 def check_folder(plan: Plan) -> None:
@@ -643,6 +658,22 @@ def check_templates(plan: Plan, config: Any = None) -> None:
             tell_rewards(plan.reward_funcs, rendered, plan.tokenizer)
 
 
+def check_rewards(plan: Plan) -> None:
+    """Each reward function scores an answer to the first prompt. What environments pass on is not there yet."""
+    rows = plan.first_rows
+    if rows is None or not len(rows) or _given(plan, "environment_factory", "rollout_func"):
+        return
+
+    def tried() -> None:
+        wrong = Mistakes()
+        for function in plan.reward_funcs:
+            if callable(function) and not isinstance(function, Module):
+                wrong.tried(try_reward, function, rows[0])
+        wrong.tell()
+
+    on_main_process(tried)
+
+
 def check_stream(plan: Plan) -> None:
     """With ``rollouts: stream`` prompts are known ahead, and rollouts are drawn and scored one by one."""
     args = plan.args
@@ -702,6 +733,7 @@ DATA: tuple[Check, ...] = (
     lambda plan: check_tools(plan.tools, plan.tokenizer, plan.train_dataset, plan.args),
     check_rows,
     check_templates,
+    check_rewards,
 )
 
 

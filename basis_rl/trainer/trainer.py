@@ -72,6 +72,7 @@ from basis_rl.trainer.logs import StepMeans, distinct, of_kind, per_rollout, rol
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, depending_on_micro_batches, token_means
 from basis_rl.trainer.micro_batches import by_tokens, check_token_budget, parts_of, rows_within
 from basis_rl.trainer.model_check import (
+    check_saved,
     check_trained,
     copy_reference,
     refuse_sharded_reference,
@@ -177,6 +178,8 @@ class BasisTrainer(GRPOTrainer):
         if plan is None:
             plan = plan_run(model, reward_funcs, args, baseline, objective, prompt_sampler, **kwargs)
             plan = with_data(plan, train_dataset, eval_dataset)
+            if isinstance(model, str):
+                check_saved(model, plan.tokenizer)
         args = plan.args
         self.baseline = plan.baseline
         self.objective = plan.objective
@@ -1065,6 +1068,7 @@ class BasisTrainer(GRPOTrainer):
                 where = f"Checkpoint: {kept}. resume_from_checkpoint: auto goes on." if kept else "Nothing is saved."
                 print(f"Stopped by a signal after step {self.state.global_step} of {self.state.max_steps}. {where}")
             raise self.stop_on_signal.raised
+        self._first.require_scores()
         return result
 
     def watch_server(self, given_up: Callable[[], bool]) -> None:

@@ -64,10 +64,11 @@ def test_random_numbers_are_put_back():
 
 def test_each_set_has_its_average_under_its_name(tmp_path):
     seen = defaultdict(list)
+    made = []
 
     def reward(prompts, completions, completion_ids, prompt_id, **kwargs):
         values = parity_reward(completions, completion_ids)
-        if not trainer.model.training:
+        if made and not made[0].model.training:
             for name, value in zip(prompt_id, values, strict=True):
                 seen[name].append(value)
         return values
@@ -81,6 +82,7 @@ def test_each_set_has_its_average_under_its_name(tmp_path):
     settings |= {"reward_weights": [0.5, 1.0], "eval_strategy": "steps", "eval_steps": 2}
     own = {"reward_funcs": [reward, quarter], "eval_dataset": sets}
     trainer = tiny_trainer(tmp_path, "batch_mean", **own, **settings)
+    made.append(trainer)
     trainer.train()
     logged = {key: value for row in trainer.state.log_history for key, value in row.items() if key.startswith("eval")}
     for name, dataset in sets.items():

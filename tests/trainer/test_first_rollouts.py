@@ -7,6 +7,7 @@ import pytest
 
 from basis_rl.cli.main import main
 from basis_rl.rewards import ChoiceReward, ExactReward, MathVerifyReward
+from basis_rl.run.errors import RewardFailed
 from basis_rl.trainer.first_rollouts import FIRST, Rollout, explanation, reads_boxes
 from tests.cli.conftest import recipe as recipe
 from tests.support.tiny import parity_reward, tiny_trainer
@@ -102,3 +103,22 @@ def test_check_says_in_one_line_that_a_reward_does_not_score_each_rollout(body, 
     said = capsys.readouterr().err
     assert said.startswith("basis-rl: error: The reward function 'few' r"), said
     assert said.count("\n") == 1
+
+
+def no_score(completions, **kwargs):
+    return [None] * len(completions)
+
+
+@pytest.mark.parametrize(("steps", "ends"), [(2, 2), (40, 8)])
+def test_a_run_without_any_score_stops_with_the_reason(steps, ends, tmp_path):
+    """After 64 rollouts, of which two steps train 16; a shorter run at its end."""
+    trainer = tiny_trainer(tmp_path, reward_funcs=no_score, max_steps=steps)
+    with pytest.raises(RewardFailed, match="no function scored a rollout"):
+        trainer.train()
+    assert trainer.state.global_step <= ends
+
+
+def test_a_run_with_some_scores_goes_on(tmp_path):
+    trainer = tiny_trainer(tmp_path, reward_funcs=[no_score, parity_reward], max_steps=2)
+    trainer.train()
+    assert trainer.state.global_step == 2

@@ -76,7 +76,7 @@ CASES = {
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_energies_are_the_squared_gradients_of_each_token(case, lora, tmp_path, tiny_path):
-    settings = {"max_steps": 2, "num_generations": 1, "learning_rate": 0.0, **CASES[case]}
+    settings = {"max_steps": 2, "num_generations": 1, "learning_rate": 1e-30, **CASES[case]}
     peft_config = LoraConfig(target_modules=["q_proj"], init_lora_weights=False) if lora else None
     trainer = tiny_trainer(tmp_path, Kept(), WithRows, model=tiny_path, peft_config=peft_config, **settings)
     trainer.train()

@@ -43,6 +43,8 @@ def test_greedy_rewards_are_those_of_greedy_decoding(continuous, tmp_path, tiny_
     settings = {"log_completions": True, "use_transformers_continuous_batching": continuous}
     trainer = tiny_trainer(tmp_path, "remax", Compare, model=tiny_path, reward_funcs=reward, **settings)
     before = trainer.generation_config
+    # The trial before training.
+    calls.clear()
     trainer.train()
     ((batch, _),) = trainer.kept
     expected = torch.tensor([trainer.expected[row] for row in trainer.rows])

@@ -41,6 +41,8 @@ def now_and_then(calls):
 def test_a_columns_values_stand_beside_their_own_rollouts(calls, tmp_path):
     settings = {"max_steps": 8, "steps_per_generation": 2, "log_completions": True}
     trainer = tiny_trainer(tmp_path, reward_funcs=now_and_then(calls), **settings)
+    # The trial before training.
+    calls.clear()
     trainer.train()
     for step in range(1, 9):
         table = pandas.read_parquet(tmp_path / "completions" / f"completions_{step:05d}.parquet")
@@ -88,6 +90,8 @@ def test_functions_of_one_name_have_metrics_of_their_own(tmp_path):
 
 def test_an_infinite_metric_is_no_number_in_json(calls, tmp_path):
     trainer = tiny_trainer(tmp_path, reward_funcs=now_and_then(calls), max_steps=4, save_strategy="steps", save_steps=4)
+    # The trial before training.
+    calls.clear()
     trainer.train()
 
     def refuse(word):

@@ -7,9 +7,10 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from basis_rl.recipe.build import load_by_name
 from basis_rl.trainer import BasisTrainer, model_check
-from basis_rl.trainer.model_check import slow_half_note
-from tests.support.tiny import config, sums, tiny_model, tiny_trainer
+from basis_rl.trainer.model_check import check_saved, slow_half_note
+from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer, tiny_trainer
 
 LORA = LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False, lora_dropout=0.5)
 
@@ -97,3 +98,25 @@ def test_numbers_in_which_a_processor_is_slow_are_told_with_the_key(half, tmp_pa
 
 def test_a_processors_speed_is_measured():
     assert 1e8 < model_check.operations_per_second(torch.float32) < 1e13
+
+
+@pytest.mark.parametrize("lacks", ["tokenizer", "bytes", "weights"])
+def test_a_folder_that_lacks_a_part_of_the_model_is_refused_before_it_is_loaded(lacks, tmp_path, monkeypatch):
+    tokenizer = tiny_tokenizer()
+    tiny_model(tokenizer).save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    if lacks != "tokenizer":
+        tokenizer.save_pretrained(tmp_path)
+        weights.write_bytes(weights.read_bytes()[:-100])
+    if lacks == "weights":
+        weights.unlink()
+    words = {"tokenizer": "has no tokenizer", "bytes": "model.safetensors in .* cut off", "weights": "holds no weights"}
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
+    with pytest.raises(ValueError, match=words[lacks]):
+        load_by_name(str(tmp_path), None, False)
+    with pytest.raises(ValueError, match=words[lacks]):
+        BasisTrainer(str(tmp_path), parity_reward, config(tmp_path / "run"), sums())
+
+
+def test_a_whole_folder_passes(tiny_path):
+    check_saved(str(tiny_path))

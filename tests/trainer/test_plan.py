@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.base import required_columns
 from basis_rl.rewards.function import FunctionReward
 from basis_rl.rewards.overlong import OverlongReward
+from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.samplers import SAMPLERS, PromptSampler, Uniform
 from basis_rl.trainer import BasisConfig, BasisTrainer
 from basis_rl.trainer.config import with_objective
@@ -518,3 +520,52 @@ def test_an_adapter_is_checked_without_its_initial_values(init, tmp_path):
     plan = replace(plan, kwargs={"peft_config": LoraConfig(target_modules=["nosuch"], **settings)})
     with pytest.raises(ValueError, match=r"lora_target_modules: .*Layers of the model: .*q_proj"):
         check_adapter(plan, tiny_model().config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"learning_rate": 0.0}, "learning_rate is 0: a step changes nothing"),
+        ({"learning_rate": 1.0}, "learning_rate is 1: a step moves each weight that far"),
+        ({"learning_rate": 1.0, "optim": "adafactor"}, "learning_rate is 1: a step moves each weight that far"),
+        ({"beta": -1.0}, "beta must be at least 0"),
+        ({"learning_rate": 1.0, "optim": "sgd"}, ""),
+        ({"learning_rate": 0.4}, ""),
+    ],
+)
+def test_a_step_that_changes_nothing_or_destroys_the_model_is_refused(settings, message, tmp_path):
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        plan_run("m", parity_reward, config(tmp_path, **settings))
+
+
+def without_kwargs(completions):
+    return [1.0] * len(completions)
+
+
+def of_texts(completions, **kwargs):
+    return [float(len(text.split())) for text in completions]
+
+
+async def asynchronous(completions, solution, **kwargs):
+    return [None for _ in zip(completions, solution, strict=True)]
+
+
+def test_reward_functions_are_tried_on_the_first_row(tmp_path):
+    """In the form that they will be called in: a function of texts fails on conversations only."""
+    functions = [without_kwargs, of_texts, asynchronous, parity_reward]
+    with pytest.raises(ValueError, match="2 things are wrong") as raised:
+        planned(tmp_path, reward=functions)
+    first, second = map(str, raised.value.mistakes)
+    assert re.search(r"'without_kwargs' raised TypeError.*they need \*\*kwargs", first)
+    assert re.search(r"'of_texts' raised AttributeError.*a list of messages", second)
+    texts = Dataset.from_list([{"prompt": f"{i} + 1 =", "solution": str(i + 1)} for i in range(16)])
+    planned(tmp_path, texts, [of_texts, asynchronous, parity_reward])
+    with pytest.raises(ValueError, match="'without_kwargs' raised TypeError"):
+        planned(tmp_path, texts, without_kwargs)
+
+
+def test_what_a_reward_runs_on_may_be_missing_where_it_is_tried(tmp_path):
+    def elsewhere(completions, **kwargs):
+        raise RewardInfrastructureError("no sandbox here")
+
+    planned(tmp_path, reward=elsewhere)

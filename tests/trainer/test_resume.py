@@ -272,7 +272,7 @@ def test_a_finished_run_that_is_resumed_trains_nothing(max_steps, tmp_path):
 
 def test_a_finished_run_whose_best_checkpoint_is_another_stays_finished(tmp_path):
     """With a learning rate of 0 the first evaluation is the best; transformers would delete the last checkpoint."""
-    best = {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": sums(4), "learning_rate": 0.0}
+    best = {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": sums(4), "learning_rate": 1e-30}
     best |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_reward", "save_total_limit": 1}
     first = run(tmp_path, RunningMean(), max_steps=3, **best)
     assert first.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")

@@ -10,6 +10,7 @@ from basis_rl.baselines import BASELINES, Baseline, BVBlend, build_baseline
 from basis_rl.clusters import PromptClusters
 from basis_rl.data import problem_text
 from basis_rl.objectives import OBJECTIVES
+from basis_rl.run.errors import RewardFailed
 from basis_rl.trainer.plan import Plan, objective_for_tokens
 from basis_rl.types import Advantages
 from tests.support import tooled
@@ -285,7 +286,9 @@ def test_all_unscored_batch_does_not_move_the_policy(tmp_path):
 
     trainer = tiny_trainer(tmp_path, reward_funcs=unscored, max_steps=1)
     before = [p.detach().clone() for p in trainer.model.parameters()]
-    trainer.train()
+    with pytest.raises(RewardFailed, match="no function scored"):
+        trainer.train()
+    assert trainer.state.global_step == 1
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
 
 
