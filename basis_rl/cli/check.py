@@ -29,6 +29,7 @@ from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.words import parse_value
 from basis_rl.rewards import RewardError
+from basis_rl.run.errors import RewardFailed
 from basis_rl.sandbox import isolation
 from basis_rl.trainer.plan import Plan, check_with_model, run_context, validates, with_data
 from basis_rl.values import ValueTable
@@ -63,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         if options.measure:
             steps = optimizer_steps(plan.args, len(plan.train_dataset))
             show("Time", check_model.measure(rest, steps, baseline_missing=isinstance(plan.baseline, NoBaseline)))
-    except (BaselineError, ObjectiveError, RewardError, SamplerError) as error:
+    except (BaselineError, ObjectiveError, RewardError, RewardFailed, SamplerError) as error:
         return report(error)
     finally:
         # At the end, where they are read.
