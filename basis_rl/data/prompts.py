@@ -193,6 +193,8 @@ def load_tasks(
     source = f"'{data.dataset_name}'" if data.dataset_name else "numbers, in the column 'seed'"
     rows.info.description = f"The environment is reset with the rows of {source}"
     return rows
+
+
 @dataclass(frozen=True)
 class _Source:
     """The columns that problems are made of; a dot leads into a column of records.
