@@ -372,18 +372,20 @@ def test_a_run_trains_with_a_judge_and_ends_with_its_reason_when_it_is_gone(serv
         "scale": [0, 2],
         "max_failed": 0,
     }
-    reward = build_reward("judge", {**params, **QUICK})
+    # All rollouts here are cut off, and are read as they are.
+    rules = {"exact": {"answer_in": "whole", "after_think": False}}
+    reward = build_reward("judge", {**params, **QUICK, "behind": rules})
     args = config(tmp_path, max_steps=4)
     data = {"train_dataset": sums(), "processing_class": tiny_tokenizer()}
     trainer = BasisTrainer(model=tiny_model(), reward_funcs=reward, args=args, baseline="rloo", **data)
     trainer.train()
-    (asked, *_), means = [
+    asked, means = [
         [entry[key] for entry in trainer.state.log_history if key in entry]
         for key in ("reward/judge/asked", "rewards/judge_reward/mean")
     ]
-    assert asked > 0
+    assert max(asked) > 0
     assert all(0 <= mean <= 1 for mean in means)
-    assert not any("overruled" in key for entry in trainer.state.log_history for key in entry)
+    assert any("reward/judge/overruled" in entry for entry in trainer.state.log_history)
     reward.max_characters = 1  # other questions than those that are remembered
     server.stop()
     with pytest.raises(RewardFailed, match=r"The judge m at http.*could not score .*Connection"):
