@@ -1100,14 +1100,19 @@ class BasisTrainer(GRPOTrainer):
                 if self._streamed is not None and self._streamed.stream is not None:
                     self._streamed.stream.close()
                 self.publisher.wait_for_own()
-        if self.stop_on_signal.stopped:
-            if self.accelerator.is_main_process:
-                kept = checkpoint.newest(place)
-                where = f"Checkpoint: {kept}. resume_from_checkpoint: auto goes on." if kept else "Nothing is saved."
-                print(f"Stopped by a signal after step {self.state.global_step} of {self.state.max_steps}. {where}")
-            raise self.stop_on_signal.raised
+        self._end_if_stopped()
         self._first.require_scores()
         return result
+
+    def _end_if_stopped(self) -> None:
+        """Say where a run is that a signal stopped, and raise what ends the program."""
+        if not self.stop_on_signal.stopped:
+            return
+        if self.accelerator.is_main_process:
+            kept = checkpoint.newest(str(self.args.output_dir))
+            where = f"Checkpoint: {kept}. resume_from_checkpoint: auto goes on." if kept else "Nothing is saved."
+            print(f"Stopped by a signal after step {self.state.global_step} of {self.state.max_steps}. {where}")
+        raise self.stop_on_signal.raised
 
     def watch_server(self, given_up: Callable[[], bool]) -> None:
         """Stop waiting for a failed vLLM server when `given_up` says that it will not be started again."""
