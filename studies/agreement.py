@@ -34,7 +34,7 @@ from torch import Tensor
 
 from basis_rl.baselines import build_baseline
 from basis_rl.functional.objectives import aggregate
-from basis_rl.objectives import OBJECTIVES, LossInputs, LossSettings
+from basis_rl.objectives import OBJECTIVES, LossInputs, LossSettings, Objective
 from basis_rl.types import RolloutBatch
 from benchmarks.common import one_thread, save
 from studies.runs import placed, rounded, study_parser
@@ -178,9 +178,12 @@ def losses(verl: Any, case: Case) -> Iterator[tuple[str, Tensor, Tensor]]:
             log_probs=log_probs, old_log_probs=old, advantages=advantages, mask=mask,
             entropy=torch.zeros_like(old), settings=settings,
         )  # fmt: skip
-        outputs = OBJECTIVES[name](inputs)
-        total = {"accumulation": 1.0, "max_length": _TOKENS, "tokens": mask.sum()}
-        (found,) = torch.autograd.grad(aggregate(outputs.per_token, mask, outputs.aggregation, **total), log_probs)
+        objective = OBJECTIVES[name]
+        assert isinstance(objective, Objective)
+        outputs = objective(inputs)
+        per_token, way = outputs.per_token, outputs.aggregation
+        ours = aggregate(per_token, mask, way, accumulation=1.0, max_length=_TOKENS, tokens=mask.sum())
+        (found,) = torch.autograd.grad(ours, log_probs)
         yield f"objective {name} ({peers})", expected, found
 
 

