@@ -15,7 +15,7 @@ from basis_rl.names import did_you_mean
 _PACKAGE = Path(__file__).parent
 _ROOT = _PACKAGE if (_PACKAGE / "accelerate_configs").is_dir() else _PACKAGE.parent
 # Folders of ``examples`` whose module `run` makes the model of their recipes and trains it, the first one by default.
-EXAMPLES = ("quickstart", "tools", "smollm2")
+EXAMPLES = ("quickstart", "tools", "environments", "smollm2")
 
 
 def offer_examples(*, also_over_others: bool = False) -> None:

@@ -57,7 +57,7 @@ def test_examples_of_the_package_run_by_name(monkeypatch, capsys):
 def test_every_shipped_recipe_of_a_model_that_is_made_says_what_makes_it():
     made = {read_recipe(name)["model_name_or_path"] for name in resources.recipes()}
     made = {name for name in made if name.startswith("runs/")}
-    assert len(made) == 3
+    assert len(made) == 4
     for name in made:
         example = name.split("/")[1]
         with pytest.raises(ValueError, match=f"`basis-rl quickstart {example}` makes it"):

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ EVALUATE += ["--num_generations_eval", "4"]
 WARM_GAMES = 4000
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/environments"))
@@ -43,7 +44,7 @@ def main() -> None:
         "--skilled_share", type=float, default=0.3, help="share of the warm start's games that are played well (0.3)"
     )
     parser.add_argument("--warm_steps", type=int, default=400, help="steps of the warm start (400)")
-    options, overrides = parser.parse_known_args()
+    options, overrides = parser.parse_known_args(argv)
     given = {"skilled_share": options.skilled_share, "warm_steps": options.warm_steps}
     print(json.dumps(run(options.seed, options.output_dir, overrides, **given), indent=2))
 

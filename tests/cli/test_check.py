@@ -89,7 +89,8 @@ def test_the_calls_of_a_judge_are_told_and_one_that_does_not_answer(check):
         assert f"judge_reward asks m at {server.url} about answers that math_verify_reward rejects" in said
         batch = int(re.search(r"= (\d+) rollouts on", said)[1])
         assert f"At most {batch} calls per generation batch, 16 at a time" in said
-        assert len(server.requests) == 1
+        # Whether it answers at all, and what it says of an example.
+        assert len(server.requests) == 2
         server.before = lambda number, body: 401
         assert "does not answer: HTTP 401" in check(**judge)[2][0]
 

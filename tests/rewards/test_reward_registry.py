@@ -152,6 +152,8 @@ def test_the_trainer_says_which_rollouts_the_length_limit_cut_off(tmp_path, stop
     args = config(tmp_path, max_steps=4, generation_kwargs={stop: end})
     data = {"train_dataset": sums(), "processing_class": tokenizer}
     trainer = BasisTrainer(model=tiny_model(), reward_funcs=watching, args=args, baseline="rloo", **data)
+    # The function was tried once.
+    seen.clear()
     trainer.train()
     for ids, cut in seen:
         assert cut is (len(ids) == args.max_completion_length if end == "7" else ids[-1] not in end)

@@ -41,7 +41,7 @@ def scores(reward, columns, texts, **given):
 
 def test_every_reward_that_reads_an_answer_is_among_them():
     assert set(ANSWERS) == {name for name, reward in REWARDS.items() if issubclass(reward, AfterThought)}
-    assert set(REWARDS) - set(ANSWERS) == {"format", "overlong"}
+    assert set(REWARDS) - set(ANSWERS) == {"format", "judge", "overlong"}
 
 
 @pytest.mark.parametrize(("place", "text"), CASES["final"])

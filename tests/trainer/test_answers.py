@@ -76,7 +76,12 @@ def test_rewards_of_answers_know_whether_the_template_thinks(tmp_path, thinks):
 
 
 def letters():
-    return sums().map(lambda row, i: {"solution": "ABCD"[i % 4]}, with_indices=True)
+    """Questions that show their options."""
+
+    def lettered(row, index):
+        return {"prompt": f"{row['prompt']}\nA. one\nB. two", "solution": "ABCD"[index % 4]}
+
+    return sums().map(lettered, with_indices=True)
 
 
 def test_the_workers_start_while_the_model_is_loaded(tmp_path, tiny_path, monkeypatch):

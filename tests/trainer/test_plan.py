@@ -351,6 +351,8 @@ def test_what_says_that_it_does_not_scale_gives_half_the_advantage_for_half_the_
         half = replace(half, reward_parts=batch.reward_parts / 2)
     if batch.greedy_rewards is not None:
         half = replace(half, greedy_rewards=batch.greedy_rewards / 2)
+    if batch.turn_rewards is not None:
+        half = replace(half, turn_rewards=batch.turn_rewards / 2)
     whole, halved = (baseline.advantages(each).values for each in (batch, half))
     same = torch.allclose(halved, whole / 2, atol=1e-6)
     assert baseline.scales is not same

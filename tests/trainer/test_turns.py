@@ -140,7 +140,7 @@ def test_within_the_loop_a_turn_is_that_of_all_ranks(monkeypatch):
     monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", lambda self, *args: ("alone", *args))
     made = object.__new__(BasisTrainer)
     made.use_vllm = True
-    made._served = None
+    made._served = made.environments = None
     made.turns = SimpleNamespace(running=True, turn=lambda rows: ("together", rows))
     assert made._generate_single_turn([[1]], None, {}, 1) == ("together", [[1]])
     assert made._generate_single_turn([[1]], ["image"], {}, 1) == ("alone", [[1]], ["image"], {}, 1)
