@@ -1,4 +1,4 @@
-"""Do the baselines give the advantages that verl's own functions give?
+"""Do the baselines give the advantages that verl's own functions give, and the objectives the gradients?
 
     python -m studies.agreement VERL [--quick]
 
@@ -12,7 +12,10 @@ Where verl differs by something that is known, this is put right on our side: it
 (ours times ``sqrt((n - 1) / n)``), and its GPG counts rollouts with a reward other than 0 for alpha (``dr_grpo`` times
 that).
 
-Results: ``studies/results/agreement.json``, the largest absolute difference of each baseline.
+Of the objectives the gradients of the loss are compared. verl's ``clip_cov`` draws tokens at random, so it is not
+among them; the masks of ``kl_cov`` are chosen alike.
+
+Results: ``studies/results/agreement.json``, the largest absolute difference of each baseline and objective.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ import torch
 from torch import Tensor
 
 from basis_rl.baselines import build_baseline
+from basis_rl.functional.objectives import aggregate
+from basis_rl.objectives import OBJECTIVES, LossInputs, LossSettings, Objective
 from basis_rl.types import RolloutBatch
 from benchmarks.common import one_thread, save
 from studies.runs import placed, rounded, study_parser
@@ -46,12 +51,12 @@ def load_verl(checkout: Path) -> Any:
         vars(module).update(content)
         sys.modules[name] = module
 
-    for name in ("verl", "verl.utils", "verl.trainer", "verl.trainer.ppo", "verl.workers"):
+    for name in ("verl", "verl.utils", "verl.plugin", "verl.trainer", "verl.trainer.ppo", "verl.workers"):
         stand_in(name)
     stand_in("omegaconf", DictConfig=dict)
     stand_in("tensordict", TensorDict=dict)
-    stand_in("verl.trainer.config", AlgoConfig=object)
-    stand_in("verl.workers.config", ActorConfig=object)
+    stand_in("verl.trainer.config", AlgoConfig=type("AlgoConfig", (), {}))
+    stand_in("verl.workers.config", ActorConfig=SimpleNamespace)
     vars(sys.modules["verl.utils"]).update(vars(import_module("verl.utils.groupwise")))
     return import_module("verl.trainer.ppo.core_algos")
 
@@ -150,6 +155,38 @@ def compared(verl: Any, case: Case) -> Iterator[tuple[str, Tensor, Tensor]]:
             yield name, found, ddof * ours("ppo", at, gamma=gamma, lam=lam)
 
 
+def losses(verl: Any, case: Case) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """The name of each objective, and the gradients ``(N, T)`` of verl's loss and of ours."""
+    low, high = 0.15, 0.25
+    moved = 0.3 * torch.sin(1e4 * case.log_probs)
+    old = (case.log_probs + moved).clamp(max=-1e-3)
+    advantages = case.rewards - case.rewards.mean()
+    settings = LossSettings(epsilon_low=low, epsilon_high=high, max_completion_length=_TOKENS)
+    of_policy = {"kl_cov_ratio": 2e-4, "ppo_kl_coef": 1.0}
+    config = SimpleNamespace(
+        clip_ratio=low, clip_ratio_low=low, clip_ratio_high=high, global_batch_info={}, get=lambda _, given: given,
+        policy_loss=SimpleNamespace(**of_policy),
+    )  # fmt: skip
+    names = {"dppo_tv": "dppo_tv", "dppo_kl": "dppo_kl", "kl_cov": "kl_cov", "gmpo": "geo_mean", "gspo_token": "gspo"}
+    for name, peers in names.items():
+        mask = case.mask
+        log_probs = case.log_probs.clone().requires_grad_()
+        given = (old * mask, log_probs, advantages[:, None].expand(mask.shape), mask.double())
+        theirs = verl.get_policy_loss_fn(peers)(*given, config=config)[0]
+        (expected,) = torch.autograd.grad(theirs, log_probs)
+        inputs = LossInputs(
+            log_probs=log_probs, old_log_probs=old, advantages=advantages, mask=mask,
+            entropy=torch.zeros_like(old), settings=settings,
+        )  # fmt: skip
+        objective = OBJECTIVES[name]
+        assert isinstance(objective, Objective)
+        outputs = objective(inputs)
+        per_token, way = outputs.per_token, outputs.aggregation
+        ours = aggregate(per_token, mask, way, accumulation=1.0, max_length=_TOKENS, tokens=mask.sum())
+        (found,) = torch.autograd.grad(ours, log_probs)
+        yield f"objective {name} ({peers})", expected, found
+
+
 def main(argv: list[str] | None = None) -> dict[str, float]:
     """Run the comparison; returns the largest difference of each."""
     parser = study_parser(__doc__, "agreement")
@@ -161,7 +198,8 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     verl = load_verl(options.verl)
     worst: dict[str, float] = {}
     for seed in range(4 if options.quick else 20):
-        for name, theirs, ours in compared(verl, draw(seed)):
+        case = draw(seed)
+        for name, theirs, ours in [*compared(verl, case), *losses(verl, case)]:
             worst[name] = max(worst.get(name, 0.0), float((theirs - ours).abs().max()))
     for name, difference in worst.items():
         print(f"{name:52} {difference:.1e}")

@@ -7,7 +7,9 @@ from typing import Any
 
 from basis_rl.functional.objectives import AGGREGATIONS, Aggregation
 from basis_rl.objectives.base import LossInputs, LossOutputs, LossSettings, Objective, TrlObjective, objective
-from basis_rl.objectives.own import gpg, gspo_token
+from basis_rl.objectives.covariance import clip_cov, kl_cov
+from basis_rl.objectives.own import gmpo, gpg, gspo_token
+from basis_rl.objectives.trust_region import dis, dppo_kl, dppo_tv, ipo
 from basis_rl.registry import find
 
 __all__ = [
@@ -40,6 +42,13 @@ OBJECTIVES: dict[str, AnyObjective] = {
     "sapo": TrlObjective("sapo"),
     "luspo": TrlObjective("luspo", "sequence"),
     "vespo": TrlObjective("vespo"),
+    "gmpo": gmpo,
+    "dis": dis,
+    "dppo_tv": dppo_tv,
+    "dppo_kl": dppo_kl,
+    "ipo": ipo,
+    "clip_cov": clip_cov,
+    "kl_cov": kl_cov,
 }
 
 

@@ -41,7 +41,8 @@ class LossInputs:
     Attributes:
         log_probs: ``(M, T)`` log-probabilities of the sampled tokens under the present policy, with gradient.
         old_log_probs: ``(M, T)`` under the policy as it was when the batch was generated; equal to `log_probs`,
-            without gradient, where it is still that policy, and for an objective that declares ``on_policy``.
+            without gradient, where it is still that policy, and for an objective that declares ``on_policy``. For one
+            that declares ``from_rollout`` they are the engine's, where it gave them.
         rollout_log_probs: ``(M, T)`` of the engine that sampled (vLLM), which differ by its arithmetic; those of
             `old_log_probs` where it gave none; None without such an engine.
         advantages: ``(M,)``, or ``(M, T)`` from a baseline of tokens, if the objective declares that it takes them.
@@ -110,6 +111,9 @@ class Objective:
             with a baseline that gives an advantage to each token.
         on_policy: whether it takes the present policy for the one that sampled, so that each ratio is 1.
         weighs_rollouts: whether its losses contain ``rollout_weights`` already. If not, the trainer multiplies by them.
+        from_rollout: whether its ratios are those to the engine that sampled, of whatever step (verl's bypass mode).
+            They correct for all that lies between, so there are no further weights.
+        by_micro_batch: whether the losses of a rollout depend on the others of its micro-batch.
     """
 
     name: str
@@ -117,6 +121,8 @@ class Objective:
     token_advantages: bool
     on_policy: bool = False
     weighs_rollouts: bool = False
+    from_rollout: bool = False
+    by_micro_batch: bool = False
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """The losses of `inputs`, whatever stands outside their mask.
@@ -142,11 +148,15 @@ class Objective:
 
 
 def objective(
-    *, token_advantages: bool, on_policy: bool = False, weighs_rollouts: bool = False
+    *, token_advantages: bool, **declared: bool
 ) -> Callable[[Callable[[LossInputs], LossOutputs]], Objective]:
     """Make an `Objective` of a function; the arguments are its declarations. Its name is ``module:function``."""
-    declared = {"token_advantages": token_advantages, "on_policy": on_policy, "weighs_rollouts": weighs_rollouts}
-    return lambda function: Objective(name=f"{function.__module__}:{function.__name__}", function=function, **declared)
+
+    def made(function: Callable[[LossInputs], LossOutputs]) -> Objective:
+        name = f"{function.__module__}:{function.__name__}"
+        return Objective(name=name, function=function, token_advantages=token_advantages, **declared)
+
+    return made
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,30 @@ def gspo_token(inputs: LossInputs) -> LossOutputs:
     return LossOutputs(per_token=-torch.min(free, clipped), aggregation="rollout_mean", metrics={"clipped": share})
 
 
+@objective(token_advantages=False)
+def gmpo(inputs: LossInputs) -> LossOutputs:
+    """``L = -A exp(mean_t l_t)`` for all tokens of a rollout: the geometric mean of its clipped ratios.
+
+    GMPO, Zhao et al. 2025, arXiv:2507.20673; verl's ``geo_mean``. ``l_t = min(d_t, clip(d_t, -e_low, e_high))`` where A
+    is positive, and the maximum where it is negative, with ``d_t = log pi(y_t) - log pi_old(y_t)``: the bounds are of
+    logarithms (the paper takes 0.4 for both), and each token is clipped by itself. A token that is clipped has no
+    gradient, the others one that is multiplied by the mean of all. Averaged over rollouts.
+
+    Metric: ``clipped``, the share of tokens that are clipped.
+    """
+    settings = inputs.settings
+    mask = inputs.mask
+    advantages = inputs.advantages[:, None]
+    moved = inputs.log_probs - inputs.old_log_probs
+    bounded = moved.clamp(-settings.epsilon_low, settings.epsilon_high)
+    held = torch.where(advantages > 0, torch.min(moved, bounded), torch.max(moved, bounded))
+    length = mask.sum(dim=1, keepdim=True).clamp(min=1)
+    mean = torch.exp((held * mask).sum(dim=1, keepdim=True) / length)
+    share = (held != moved).to(inputs.log_probs).detach()
+    losses = (-advantages * mean).expand(mask.shape)
+    return LossOutputs(per_token=losses, aggregation="rollout_mean", metrics={"clipped": share})
+
+
 @objective(token_advantages=True, on_policy=True)
 def gpg(inputs: LossInputs) -> LossOutputs:
     """``L_t = -A_t pi(y_t) / stop_gradient(pi(y_t))``: policy gradient without ratio and clip, averaged over tokens.

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from basis_rl.functional.objectives import OF_LOSS_TYPE, Aggregation, Estimator, aggregate, kl_estimate
-from basis_rl.objectives import OBJECTIVES, AnyObjective, LossInputs, LossSettings, Objective
+from basis_rl.objectives import OBJECTIVES, AnyObjective, LossInputs, LossSettings, Objective, objective_name
 from basis_rl.trainer.config import BasisConfig
 
 Inputs = dict[str, Any]
@@ -76,11 +76,11 @@ class PolicyLoss:
         if self.own is None:
             return self._kl_term(inputs, log_probs, OF_LOSS_TYPE[self.args.loss_type], None, accumulation)
         seen = without_old_log_probs(inputs) if self.own.on_policy else inputs
-        given = loss_inputs(seen, log_probs, entropy, self.args, weights=self.own.weighs_rollouts)
+        given = loss_inputs(seen, log_probs, entropy, self.args, self.own)
         outputs = self.own(given)
         factor = masks(given)
         ratio = inputs.get("importance_sampling_ratio")
-        if ratio is not None and not self.own.weighs_rollouts:
+        if ratio is not None and not (self.own.weighs_rollouts or self.own.from_rollout):
             factor = factor * ratio
         loss = self._aggregated(inputs, outputs.per_token * factor, outputs.aggregation, accumulation)
         metrics: dict[str, float] = {}
@@ -139,6 +139,7 @@ def depending_on_micro_batches(args: BasisConfig, objective: AnyObjective) -> li
         "loss_type bnpo": not own and args.loss_type == "bnpo",
         # What a user's own function does with its rows is not known.
         "an objective of your own": own and objective not in OBJECTIVES.values(),
+        f"objective {objective_name(objective)}": isinstance(objective, Objective) and objective.by_micro_batch,
         "entropy_coef": args.entropy_coef != 0.0,
         "use_adaptive_entropy": args.use_adaptive_entropy,
         "top_entropy_quantile below 1": args.top_entropy_quantile != 1.0,
@@ -146,17 +147,20 @@ def depending_on_micro_batches(args: BasisConfig, objective: AnyObjective) -> li
     return [name for name, is_set in found.items() if is_set]
 
 
-def loss_inputs(inputs: Inputs, log_probs: Tensor, entropy: Tensor, args: BasisConfig, *, weights: bool) -> LossInputs:
+def loss_inputs(
+    inputs: Inputs, log_probs: Tensor, entropy: Tensor, args: BasisConfig, objective: Objective
+) -> LossInputs:
     """What an own objective reads of a micro-batch of TRL's, of B rollouts, and of its scoring pass, ``(B, T)``."""
     old = inputs.get("old_per_token_logps")
     old = log_probs.detach() if old is None else old
     sampled = inputs.get("sampling_per_token_logps")
+    known = None if sampled is None else torch.where(sampled.isnan(), old, sampled)
     ratio = inputs.get("importance_sampling_ratio")
     return LossInputs(
         log_probs=log_probs,
-        old_log_probs=old,
-        rollout_log_probs=None if sampled is None else torch.where(sampled.isnan(), old, sampled),
-        rollout_weights=ratio.expand(log_probs.shape) if weights and ratio is not None else None,
+        old_log_probs=known if objective.from_rollout and known is not None else old,
+        rollout_log_probs=known,
+        rollout_weights=ratio.expand(log_probs.shape) if objective.weighs_rollouts and ratio is not None else None,
         advantages=inputs["advantages"],
         mask=action_mask(inputs).bool(),
         entropy=entropy,

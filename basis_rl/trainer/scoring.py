@@ -23,6 +23,10 @@ from basis_rl.trainer.packing import Scorer
 
 Output = dict[str, Any]
 _logger = logging.getLogger(__name__)
+# A logarithm of weights above which their squares would lose all others.
+_LARGEST = 40.0
+# Effective rollouts of a batch, as a share of all, below which a run is warned.
+_SMALLEST_SAMPLE = 0.1
 
 
 class ScoringPass(ABC):
@@ -197,9 +201,11 @@ def rollout_mismatch(accelerator: Accelerator, output: Output) -> dict[str, floa
 
     - ``rollout/kl``: mean of ``exp(d_t) - 1 - d_t``, the k3 estimate of KL(rollout || trained);
     - ``rollout/log_ppl_gap``: mean over sequences of ``|mean_t d_t|`` (Optimal Token Baseline, Eq. 68);
+    - ``rollout/ess``: effective sample size of the sequences, ``(sum_i w_i)^2 / (N sum_i w_i^2)`` with the weights
+      ``w_i = exp(sum_t d_t)`` before any bound: 1 if all are alike, 1 / N if one outweighs all others (2602.17616);
     - ``rollout/masked``: share of sequences that the importance correction silenced, every weight 0.
 
-    Tokens whose log-probability the engine does not tell (NaN) are left out; the first two are NaN if none is left.
+    Tokens whose log-probability the engine does not tell (NaN) are left out; all but the last are NaN if none is left.
     """
     sampled = output.get("sampling_per_token_logps")
     if sampled is None or "old_per_token_logps" not in output:
@@ -208,15 +214,18 @@ def rollout_mismatch(accelerator: Accelerator, output: Output) -> dict[str, floa
     difference = torch.where(mask, output["old_per_token_logps"] - sampled, 0.0).double()
     tokens = mask.sum(dim=1)
     gap = difference.sum(dim=1).abs() / tokens.clamp(min=1)
+    weight = torch.where(tokens > 0, difference.sum(dim=1).clamp(-_LARGEST, _LARGEST).exp(), 0.0)
     sums = [(difference.exp() - 1 - difference).sum(), tokens.sum(), gap.sum(), (tokens > 0).sum()]
+    sums += [weight.sum(), (weight**2).sum()]
     weights = rollout_weights(output)
     if weights is not None:
         sums.append((((weights * mask) == 0).all(dim=1) & (tokens > 0)).sum())
-    kl, count, gaps, sequences, *masked = accelerator.reduce(
+    kl, count, gaps, sequences, whole, squares, *masked = accelerator.reduce(
         torch.stack([value.double() for value in sums]), reduction="sum"
     ).tolist()
     found = {"rollout/kl": kl / count if count else math.nan}
     found["rollout/log_ppl_gap"] = gaps / sequences if sequences else math.nan
+    found["rollout/ess"] = whole**2 / (sequences * squares) if sequences else math.nan
     if masked:
         found["rollout/masked"] = masked[0] / max(1.0, sequences)
     return found
@@ -296,24 +305,36 @@ def correction_metrics(accelerator: Accelerator, output: Output) -> dict[str, fl
 
 
 class RatioAlarm:
-    """Warns once when the mean weight of vLLM's rollouts leaves 0.5 to 2, as it does if the engine has another
-    policy."""
+    """Warns once when the mean weight of vLLM's rollouts leaves 0.5 to 2, as it does if the engine has another policy,
+    and once when few of them outweigh all others."""
 
     def __init__(self) -> None:
-        self.warned = False
+        self._warned: set[str] = set()
 
     def check(self, mean: float) -> None:
         """`mean`: ``sampling/importance_sampling_ratio/mean`` of a generation batch."""
-        if self.warned or 0.5 <= mean <= 2.0:
-            return
-        self.warned = True
-        if PartialState().is_main_process:
-            _logger.warning(
-                "The mean weight of the rollouts (sampling/importance_sampling_ratio/mean) is %.3g, which is not "
-                "between 0.5 and 2: the engine that samples has other probabilities than the policy that is trained. "
-                "Look at rollout/kl and rollout/masked, and at the server's --dtype.",
-                mean,
+        if not 0.5 <= mean <= 2.0:
+            self._warn(
+                f"The mean weight of the rollouts (sampling/importance_sampling_ratio/mean) is {mean:.3g}, which is "
+                "not between 0.5 and 2: the engine that samples has other probabilities than the policy that is "
+                "trained. Look at rollout/kl and rollout/masked, and at the server's --dtype.",
+                "mean",
             )
+
+    def check_sample_size(self, share: float) -> None:
+        """`share`: ``rollout/ess`` of a generation batch."""
+        if share < _SMALLEST_SAMPLE:
+            self._warn(
+                f"The effective sample size of a batch (rollout/ess) is {share:.2g} of its rollouts: a few of them "
+                "outweigh all others, before any bound of the weights. The policy has moved too far from the one that "
+                "sampled; lower max_staleness, num_iterations, steps_per_generation or learning_rate.",
+                "sample size",
+            )
+
+    def _warn(self, message: str, kind: str) -> None:
+        if kind not in self._warned and PartialState().is_main_process:
+            _logger.warning(message)
+        self._warned.add(kind)
 
 
 def rollout_weights(output: dict[str, Any]) -> Tensor | None:

@@ -727,7 +727,9 @@ class BasisTrainer(GRPOTrainer):
 
     def _log_mismatch(self, output: dict[str, Any]) -> None:
         """How far the engine is from the policy, once a generation batch is scored."""
-        self._log_all(scoring.rollout_mismatch(self.accelerator, output))
+        mismatch = scoring.rollout_mismatch(self.accelerator, output)
+        self._log_all(mismatch)
+        self._alarm.check_sample_size(mismatch.get("rollout/ess", 1.0))
         if "importance_sampling_ratio" in output:
             found = scoring.correction_metrics(self.accelerator, output)
             if self._correction is None:

@@ -1,5 +1,6 @@
 """The stability metrics: the gradient's noise against gradients taken one by one, rollout mismatch, difficulties."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ from accelerate import Accelerator, DistributedType
 
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.faults import GradientMonitor
-from basis_rl.trainer.scoring import rollout_mismatch, rollout_weights
+from basis_rl.trainer.scoring import RatioAlarm, rollout_mismatch, rollout_weights
 from tests.support.tiny import TracedBasis, sums, tiny_trainer
 
 
@@ -58,6 +59,8 @@ def test_rollout_mismatch_by_hand():
     found = rollout_mismatch(Accelerator(cpu=True), mismatched())
     assert found["rollout/kl"] == pytest.approx(float((flat.exp() - 1 - flat).mean()), abs=1e-6)
     assert found["rollout/log_ppl_gap"] == pytest.approx(sum(abs(sum(r) / len(r)) for r in rows) / 3, abs=1e-6)
+    whole = [math.exp(sum(row)) for row in rows]
+    assert found["rollout/ess"] == pytest.approx(sum(whole) ** 2 / (3 * sum(w * w for w in whole)), abs=1e-6)
     assert found["rollout/masked"] == pytest.approx(1 / 3)
     assert rollout_weights(mismatched()).tolist() == [[pytest.approx(w)] * 4 for w in (0.8, 0.0, 1.1)]
 
@@ -72,6 +75,20 @@ def test_tool_output_is_no_part_of_the_mismatch():
     other = rollout_mismatch(accelerator, plain)
     assert found == expected
     assert all(found[key] != other[key] for key in ("rollout/kl", "rollout/log_ppl_gap"))
+
+
+@pytest.mark.parametrize("distance", [3.0, 3e4])
+def test_few_rollouts_that_outweigh_all_others_are_warned_of(distance, caplog):
+    plain = mismatched()
+    far = plain["old_per_token_logps"].repeat(20, 1)
+    far[0, 0] += distance
+    many = {name: value.repeat(20, 1) for name, value in plain.items()} | {"old_per_token_logps": far}
+    alarm = RatioAlarm()
+    for batch, expected in ((plain, 0), (many, 1), (many, 1)):
+        share = rollout_mismatch(Accelerator(cpu=True), batch)["rollout/ess"]
+        assert 0.0 < share <= 1.0
+        alarm.check_sample_size(share)
+        assert len(caplog.records) == (expected if distance > 10 else 0)
 
 
 def test_a_rollout_with_some_weights_of_0_is_not_silenced():

@@ -34,11 +34,11 @@ def first_log(trainer):
     return next(row for row in trainer.state.log_history if "reward" in row)
 
 
-# Every baseline with one objective, and every objective with advantages of tokens; `luspo` takes none, and `gspo` has
-# another form for them.
+# Every baseline with one objective, and every objective with advantages of tokens; `luspo` and `gmpo` take none, and
+# `gspo` has another form for them.
 PAIRS = [(name, "grpo") for name in BASELINES]
-PAIRS += [("otb", objective) for objective in OBJECTIVES if objective != "luspo"]
-PAIRS += [("rloo", "luspo"), ("rloo", "gspo")]
+PAIRS += [("otb", objective) for objective in OBJECTIVES if objective not in ("luspo", "gmpo")]
+PAIRS += [("rloo", "luspo"), ("rloo", "gspo"), ("rloo", "gmpo")]
 
 
 @pytest.mark.parametrize(("name", "objective"), dict.fromkeys(PAIRS))
