@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from basis_rl.conformance.objectives import example_inputs
-from basis_rl.objectives import OBJECTIVES, LossInputs
+from basis_rl.objectives import OBJECTIVES, LossInputs, Objective
 from tests.support.loss_run import FakeRun, micro_batch
 
 BAND = {"epsilon_low": 0.15, "epsilon_high": 0.25}
@@ -155,6 +155,20 @@ def test_clip_cov_drops_some_tokens_of_middling_covariance(seed):
             assert float(outputs.per_token[row, token]) == pytest.approx(-min(free, clipped))
     others = wide("clip_cov", seed + 10)[1]
     assert not torch.equal(others.metrics["dropped"], outputs.metrics["dropped"])
+
+
+OWN = [name for name, found in OBJECTIVES.items() if isinstance(found, Objective)]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_whether_rollouts_depend_on_the_others_of_their_micro_batch_is_declared_rightly(name):
+    inputs, together, _ = wide(name, 0)
+    alone = []
+    for row in range(len(inputs.mask)):
+        own = {key: x[row : row + 1] for key, x in vars(inputs).items() if isinstance(x, torch.Tensor)}
+        alone.append(OBJECTIVES[name](replace(inputs, **own)).per_token)
+    same = torch.equal(torch.cat(alone) * inputs.mask, together.per_token * inputs.mask)
+    assert same is not OBJECTIVES[name].by_micro_batch
 
 
 @pytest.mark.parametrize("name", ["dis", "dppo_tv", "dppo_kl", "ipo"])
