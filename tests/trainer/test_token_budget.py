@@ -25,22 +25,25 @@ from tests.trainer.test_rollout_correction import run as correct
 LONGEST = 75
 FEW = ["grpo, groups", "luspo, single", "gpg, groups", "KL of ours", "out of step", "a target"]
 REST = [name for name in CASES if name not in FEW and name != "sharded"]
+# One row or a few in a micro-batch, and all of a step.
+ENDS = (BUDGETS[0], BUDGETS[-1])
 
 
-def launched(folder, model, names, kind="ddp"):
+def launched(folder, model, names, kind="ddp", budgets=BUDGETS):
     """What both ranks of a launch have found."""
     settings = yaml.safe_load((ROOT / "accelerate_configs" / f"{kind}.yaml").read_text())
     settings |= {"num_processes": 2, "mixed_precision": "no", "use_cpu": kind == "ddp"}
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(settings))
-    Launched(folder / "log", "tests.trainer.budgeted", folder, model, *names, config=config).wait()
+    given = ",".join(map(str, budgets))
+    Launched(folder / "log", "tests.trainer.budgeted", folder, model, given, *names, config=config).wait()
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
 
 
-def by_ranks(tmp_path_factory, model, names):
+def by_ranks(tmp_path_factory, model, names, budgets=BUDGETS):
     """By the number of ranks what each of them has found."""
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
-    return {1: [main(one, 1, str(model), names)], 2: launched(two, model, names)}
+    return {1: [main(one, 1, str(model), names, budgets)], 2: launched(two, model, names, budgets=budgets)}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,7 @@ def few(tmp_path_factory, tiny_path):
 
 @pytest.fixture(scope="module")
 def rest(tmp_path_factory, tiny_path):
-    return by_ranks(tmp_path_factory, tiny_path, REST)
+    return by_ranks(tmp_path_factory, tiny_path, REST, ENDS)
 
 
 def assert_same_gradients(found, expected, tolerance=1e-6):
@@ -60,9 +63,12 @@ def assert_same_gradients(found, expected, tolerance=1e-6):
         assert (ours - theirs).norm() <= tolerance * theirs.norm()
 
 
+GIVEN = [(case, budget) for case in FEW for budget in BUDGETS]
+GIVEN += [pytest.param(case, budget, marks=pytest.mark.long) for case in REST for budget in ENDS]
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("case", [*FEW, *(pytest.param(name, marks=pytest.mark.long) for name in REST)])
+@pytest.mark.parametrize(("case", "budget"), GIVEN)
 def test_the_gradient_is_that_of_fixed_rows(case, budget, ranks, request):
     for found in request.getfixturevalue("few" if case in FEW else "rest")[ranks]:
         assert_same_gradients(found[case, budget], found[case, None])
