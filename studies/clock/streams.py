@@ -4,7 +4,8 @@
 
 - ``tools``: SmolLM2 learns to call a calculator whose answers take a log-normal time (median 1 s, one in a hundred 20 s
   or more, the same for every row). The model is that of ``studies.clock.warm --task tooled``.
-- ``lengths``: SmolLM2-135M-Instruct explains things in 1 to 256 tokens; only the time of a step counts.
+- ``lengths``: SmolLM2-135M-Instruct explains things in 1 to 256 tokens; only the time counts, for each token that is
+  trained on: a stream's first batches are of the rollouts that end first, the short ones.
 
 Level: a probability of ``--level`` to solve a held-out problem (`studies.clock.streams_run.accuracy`), as measured when
 the training is over, with the weights of every `--every` steps. Time is wall time. A step's seconds are the mean of all
@@ -126,6 +127,12 @@ def seconds(run: dict[str, Any]) -> float:
     return (run["wall"][-1] - run["wall"][0]) / (len(run["wall"]) - 1)
 
 
+def seconds_per_1000_tokens(run: dict[str, Any]) -> float | None:
+    """Of the rollouts that are trained on, from the third step on, if there is one: until then a stream fills."""
+    tokens = ROLLOUTS * sum(run["logs"]["completions/mean_length"][2:])
+    return 1000 * (run["wall"][-1] - run["wall"][1]) / tokens if tokens else None
+
+
 def minutes_to(run: dict[str, Any], level: float) -> float | None:
     """Minutes until the first measurement at the level; None if there is none."""
     for point in run["points"]:
@@ -139,6 +146,7 @@ def line(run: dict[str, Any], level: float) -> dict[str, Any]:
     logs = run["logs"]
     found: dict[str, Any] = {name: run[name] for name in ("part", "row", "seed")}
     found |= {"steps": len(run["wall"]), "seconds a step": seconds(run), "minutes": minutes_to(run, level)}
+    found["seconds per 1000 tokens"] = seconds_per_1000_tokens(run)
     measured = [point["all"] for point in run["points"]] or [None]
     found |= {"first": measured[0], "end": measured[-1]}
     for name in ("time/generation", "rollout/waited", "rollout/staleness"):
@@ -158,16 +166,17 @@ def table(runs: list[dict[str, Any]], level: float) -> str:
         return ", ".join("-" if each.get(name) is None else format(each[name], form) for each in found)
 
     columns = {
-        "seed": "d", "seconds a step": ".1f", "minutes": ".1f", "end": ".1%", "time/generation": ".1f",
+        "seed": "d", "seconds a step": ".1f", "seconds per 1000 tokens": ".1f", "minutes": ".1f", "end": ".1%",
+        "time/generation": ".1f",
         "rollout/waited": ".1f", "rollout/staleness": ".2f", "rollout/staleness_max": ".0f",
     }  # fmt: skip
-    head = ["part", "row", "seeds", "seconds a step", f"minutes to {level:.0%}", "at the end", *list(columns)[4:]]
+    head = ["part", "row", "seeds", *list(columns)[1:3], f"minutes to {level:.0%}", "at the end", *list(columns)[5:]]
     body = [[*key, *(cell(found, name, form) for name, form in columns.items())] for key, found in lines.items()]
     return markdown_table(body, head)
 
 
 def draw(runs: list[dict[str, Any]], level: float, path: Path) -> None:
-    """Accuracy over minutes, a colour for each row and a line for each seed; and the seconds of steps."""
+    """Accuracy over minutes, a colour for each row and a line for each seed; and seconds per token."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 2))
     names = list(dict.fromkeys((each["part"], each["row"]) for each in runs))
     colours = {name: f"C{number}" for number, name in enumerate(names)}
@@ -184,11 +193,11 @@ def draw(runs: list[dict[str, Any]], level: float, path: Path) -> None:
         left.legend(frameon=False)
     left.grid(alpha=0.3)
     for number, name in enumerate(reversed(names)):
-        found = [seconds(each) for each in runs if (each["part"], each["row"]) == name]
+        found = [seconds_per_1000_tokens(each) or 0.0 for each in runs if (each["part"], each["row"]) == name]
         right.barh(number, fmean(found), color=colours[name], alpha=0.6)
         right.plot(found, [number] * len(found), "k.", markersize=4)
     right.set_yticks(range(len(names)), [": ".join(name) for name in reversed(names)])
-    right.set(xlabel="seconds per step (dots: seeds)")
+    right.set(xlabel="seconds per 1,000 trained tokens (dots: seeds)")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
