@@ -15,10 +15,10 @@ from basis_rl.baselines.base import (
 )
 from basis_rl.baselines.basis import Basis
 from basis_rl.baselines.bv_blend import BVBlend
-from basis_rl.baselines.group import DrGrpo, Ebpo, Gdpo, Grpo, JamesStein, MaxRl, PassAtK, Quantile, Rloo
+from basis_rl.baselines.group import DrGrpo, Ebpo, Gdpo, Grpo, JamesStein, MaxRl, PassAtK, Rloo
 from basis_rl.baselines.history import BasisHistory
 from basis_rl.baselines.ppo import Ppo
-from basis_rl.baselines.reinforce import BatchMean, NoBaseline, ReinforcePP, ReinforcePPBaseline, ReMax, WReinforce
+from basis_rl.baselines.reinforce import BatchMean, NoBaseline, ReinforcePP, ReinforcePPBaseline, ReMax
 from basis_rl.baselines.sao import Sao
 from basis_rl.baselines.spo import Spo
 from basis_rl.baselines.token import EnergyBaseline, IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline
@@ -48,7 +48,6 @@ __all__ = [
     "OptimalTokenBaseline",
     "PassAtK",
     "Ppo",
-    "Quantile",
     "ReMax",
     "ReinforcePP",
     "ReinforcePPBaseline",
@@ -56,7 +55,6 @@ __all__ = [
     "Sao",
     "Spo",
     "TokenLoss",
-    "WReinforce",
     "build_baseline",
     "check_state_keys",
     "scorable_rows",
@@ -83,10 +81,8 @@ BASELINES: dict[str, type[Baseline]] = {
     "spo": Spo,
     "james_stein": JamesStein,
     "ebpo": Ebpo,
-    "quantile": Quantile,
     "max_rl": MaxRl,
     "pass_at_k": PassAtK,
-    "w_reinforce": WReinforce,
     "gdpo": Gdpo,
 }
 

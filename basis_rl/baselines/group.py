@@ -85,42 +85,6 @@ class Rloo(CenterScale):
         return leave_one_out_mean(rewards, group_ids)
 
 
-class Quantile(Grpo):
-    """``A_i = (r_i - Q_K) / (std + eps)``, Q_K the K-quantile of the group's rewards, QAE (arXiv:2509.22611).
-
-    ``Q_K`` is the least reward that at least a share K of the group does not exceed. For 0/1 rewards it is 0 if at most
-    ``1 - K`` of the rollouts are right, and then only those teach, else 1, and only the wrong ones do (Wu et al. 2025).
-
-    Args:
-        level: K in (0, 1]; the paper takes 0.4.
-        normalize: whether to divide by the standard deviation, as the paper does.
-        eps: see `Grpo`.
-
-    Raises:
-        ValueError: a parameter out of its range.
-    """
-
-    def __init__(self, level: float = 0.4, normalize: bool = True, eps: float = 1e-4) -> None:
-        super().__init__(eps)
-        if not 0 < level <= 1:
-            raise ValueError(f"quantile: level must be in (0, 1], got {level}.")
-        self.level = level
-        self.normalize = normalize
-        self.scales = normalize
-
-    def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
-        center = torch.full_like(rewards, torch.nan)
-        for group in group_ids.unique():
-            rows = group_ids == group
-            own = rewards[rows & ~rewards.isnan()].sort().values
-            if len(own):
-                center[rows] = own[max(1, math.ceil(self.level * len(own) - 1e-9)) - 1]
-        return center
-
-    def scale(self, rewards: Tensor, group_ids: Tensor) -> Tensor | None:
-        return super().scale(rewards, group_ids) if self.normalize else None
-
-
 class MaxRl(DrGrpo):
     """``A_i = (r_i - m) / (m + eps)``, m the mean of the prompt's rollouts, MaxRL (arXiv:2602.02710).
 

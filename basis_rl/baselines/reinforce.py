@@ -59,29 +59,6 @@ class BatchMean(CenterScale, TargetedBaseline):
         self.optimal.learn(batch.rewards.double(), returns(batch), batch)
 
 
-class WReinforce(CenterScale):
-    """``A_i = positive r_i - (1 - r_i)``: a right rollout counts `positive`, a wrong one -1 (arXiv:2506.01347).
-
-    Weighted REINFORCE (Zhu et al. 2025): no baseline, and what is right is reinforced ten times less than what is wrong
-    is punished, which keeps the policy's diversity. ``positive=0`` is the paper's negative-sample reinforcement alone.
-    For rewards between 0 and 1 it is linear in between, which is not the paper's. It is made for rewards from 0 to 1:
-    with 1 and -1 a wrong rollout gets ``-0.1 - 2 = -2.1``, so give 0 in place of -1.
-
-    Raises:
-        ValueError: a negative weight.
-    """
-
-    uses_own_reward: bool = True
-
-    def __init__(self, positive: float = 0.1) -> None:
-        if not positive >= 0:
-            raise ValueError(f"w_reinforce: positive must be at least 0, got {positive}.")
-        self.positive = positive
-
-    def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
-        return 1.0 - self.positive * rewards
-
-
 class ReinforcePP(Baseline):
     """``A_t = (G_t - mean) / (std + eps)`` over the global batch, ``G_t = r - sum_{j >= t} KL_j`` (Eqs. 4, 5). G >= 1.
 

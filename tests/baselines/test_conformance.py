@@ -30,7 +30,7 @@ VARIANTS += [("basis_history", {"target": each, "values": GRADED}) for each in T
 VARIANTS += [("spo", {"target": each, "normalize": each == "optimal"}) for each in TARGETS]
 VARIANTS += [("bv_blend", {"target": each, "clusters": CLUSTERS}) for each in TARGETS]
 VARIANTS += [("basis", {"target": each, "values": GRADED, "smoothing": 0.0}) for each in TARGETS]
-VARIANTS += [("pass_at_k", {"form": "leave_one_out"}), ("pass_at_k", {"k": 3}), ("quantile", {"normalize": False})]
+VARIANTS += [("pass_at_k", {"form": "leave_one_out"}), ("pass_at_k", {"k": 3})]
 VARIANTS += [("spo", {"values": TABLE}), ("spo", {"normalize": False}), ("spo", {"values": GRADED, "forgetting": "kl"})]
 VARIANTS += [("basis", {"values": TABLE, "weighting": "none", "calibration": each}) for each in ("none", "common")]
 VARIANTS += [("otb", {"tail": "last"}), ("otb", {"max_rollout_weight": 1.5}), ("opo", {"form": "token"})]

@@ -61,14 +61,6 @@ def of_group(formula, least=2):
     return loop
 
 
-def quantile(level):
-    def formula(r, xs):
-        value = next(x for x in sorted(xs) if sum(y <= x for y in xs) >= level * len(xs))
-        return (r - value) / (stdev(xs) + 1e-4)
-
-    return of_group(formula)
-
-
 def lead_of_the_best(r, xs):
     first, second = sorted(xs, reverse=True)[:2]
     return first - second if r == first else 0.0
@@ -142,10 +134,7 @@ LOOPS = [
     ("rloo", {}, of_group(lambda r, xs: r - (sum(xs) - r) / (len(xs) - 1))),
     ("basis", {"values": table_of_counts(N_REFERENCE)}, loop_basis),
     ("james_stein", {}, loop_james_stein),
-    ("quantile", {}, quantile(0.4)),
-    *(("quantile", {"level": level}, quantile(level)) for level in (0.25, 0.5, 1.0)),
     ("max_rl", {}, of_group(lambda r, xs: (r - fmean(xs)) / (fmean(xs) + 1e-6) if fmean(xs) else 0.0)),
-    ("w_reinforce", {}, of_group(lambda r, xs: 0.1 * r - (1 - r), least=1)),
     *(("pass_at_k", {"k": k}, functools.partial(loop_pass_at_k, k=k)) for k in (1, 2)),
     ("pass_at_k", {"form": "leave_one_out"}, of_group(lead_of_the_best)),
 ]

@@ -30,7 +30,7 @@ OWN = {
     "per_device_train_batch_size": 4,
     "steps_per_generation": 1,
 }
-QUANTILE, CISPO, BAD_GOLD = {"baseline": "quantile"}, {"objective": "cispo"}, {"dataset_name": "bad"}
+MAX_RL, CISPO, BAD_GOLD = {"baseline": "max_rl"}, {"objective": "cispo"}, {"dataset_name": "bad"}
 DRAWN = {"generation_kwargs": {"temperature": 0.5}}
 DYNAMIC = {"baseline": "none", "prompt_sampler": "dynamic"}
 LENGTH = "max_completion_length"
@@ -48,7 +48,7 @@ MISTAKES = {
     "reporter": ({"report_to": "wandb"}, {"report_to": "none"}, "wandb is not installed", ("sweep",)),
     "folder": ({"output_dir": "/proc/version/run"}, {}, "is not a folder", ()),
     "KL": ({"baseline": "max_rl", **KL}, {"baseline": "rloo", **KL}, "does not take a KL penalty", ()),
-    "scale": ({**QUANTILE, "scale_rewards": "batch"}, QUANTILE, "Leave one of them out", ()),
+    "scale": ({**MAX_RL, "scale_rewards": "batch"}, MAX_RL, "Leave one of them out", ()),
     "tokens": ({"baseline": "otb", "objective": "luspo"}, {"baseline": "otb"}, "an advantage to each token", ()),
     "refills": ({**DYNAMIC, "num_generations": 1}, DYNAMIC, "Set num_generations to 2 or more", ()),
     "clamp": ({**CISPO, "epsilon_high": 0.2}, CISPO, "every importance weight", ("sweep",)),

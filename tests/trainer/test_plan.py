@@ -331,7 +331,7 @@ def test_trls_own_settings_name_the_baseline_that_is_equal(settings, name, param
 
 @pytest.mark.parametrize("settings", [{"scale_rewards": "none"}, {"multi_objective_aggregation": "normalize_then_sum"}])
 def test_trls_own_settings_do_not_go_with_another_baseline(settings, tmp_path):
-    for baseline in (build_baseline("quantile"), build_baseline("grpo", eps=1.0)):
+    for baseline in (build_baseline("max_rl"), build_baseline("grpo", eps=1.0)):
         with pytest.raises(ValueError, match=r"the run has '.*Leave one of them out"):
             of_settings(tmp_path, baseline, **settings)
     with pytest.raises(ValueError, match="scale_rewards must be"):
@@ -339,7 +339,7 @@ def test_trls_own_settings_do_not_go_with_another_baseline(settings, tmp_path):
 
 
 UNSCALED = ["none", "batch_mean", "rloo", "dr_grpo", "opo", "otb", "isolated_energy", "ogb", "remax", "james_stein"]
-SCALED = ["grpo", "reinforce_pp", "reinforce_pp_baseline", "quantile", "max_rl", "gdpo", "spo", "ebpo"]
+SCALED = ["grpo", "reinforce_pp", "reinforce_pp_baseline", "max_rl", "gdpo", "spo", "ebpo"]
 
 
 @pytest.mark.parametrize("name", [*UNSCALED, *SCALED])
