@@ -46,6 +46,9 @@ _ASKS = {
     "choice": "{prompt}\n\nReason step by step, and end with the letter of the right option, such as: Answer: C",
     "code": "{prompt}\n\nWrite the whole program in Python, in one block that begins with ```python.",
 }
+# Of a judge, whose address and model only the user knows; without a gold also what it is asked.
+_JUDGE = {"base_url": "http://localhost:8000/v1", "model": "Qwen/Qwen3-32B"}
+_RUBRIC = {"rubric": "How good is this answer?\nTask: {prompt}\nAnswer: {completion}", "scale": [1, 10]}
 # In problems that say by themselves how the answer is to be given.
 _FORMAT = re.compile(
     r"\\boxed|####|<answer>|```|\b(?:answer|a)\s*:\s*$|\b(?:answer|reply|respond|end) (?:only )?(?:with|in|by)\b"
@@ -69,8 +72,10 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
     tests = tests_in(rows, options.prompt_column) if name in (None, "code") else {}
     choices = choices_in(rows, options.solution_column) if name in (None, "choice") and not tests else {}
     name = name or ("code" if tests else "choice" if choices else None)
-    reward = build_reward(name, tests) if name else None
     columns = rows.flatten().column_names
+    has_gold = options.solution_column or set(SOLUTION_COLUMNS) & set(columns)
+    kwargs = tests if name != "judge" else _JUDGE if has_gold else _JUDGE | _RUBRIC
+    reward = build_reward(name, kwargs) if name else None
     guesses = {
         "prompt_column": options.prompt_column or _guess(columns, PROMPT_COLUMNS, _PROMPTS),
         "solution_column": options.solution_column or _guess(columns, SOLUTION_COLUMNS, [*tests.values(), *_GOLDS]),
@@ -100,7 +105,7 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
                          "by --solution_column, or the reward function by --reward_funcs.")  # fmt: skip
     if invalid or others or len(trained) > _MOST:
         keys["on_invalid_gold"] = "drop"
-    keys |= {"reward_kwargs": tests} if tests else {}
+    keys |= {"reward_kwargs": kwargs} if kwargs else {}
     kind = "texts" if isinstance(first[0]["prompt"], str) else "conversations"
     prompts = len(trained) - len(invalid)
     size = min(8, prompts)

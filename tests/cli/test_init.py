@@ -105,6 +105,19 @@ def test_the_reward_is_one_that_can_find_the_golds_right(rows, reward, kwargs, a
     assert main(["check", "new.yaml", "--strict", "--max_completion_length", "32"]) == 0
 
 
+def test_a_judge_has_an_address_to_fill_in(tmp_path, tiny_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu", "--reward_funcs", "judge"]
+    for gold in ({}, {"answer": "so"}):
+        rows = [{"prompt": f"POST: it was {i}.", **gold} for i in range(60)]
+        (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert main([*words, "--force"]) == 0
+        keys = read_recipe("new.yaml")
+        # With a gold the judge's own question compares with it.
+        assert ("rubric" in keys["reward_kwargs"]) == (not gold)
+        assert keys["reward_kwargs"]["base_url"].startswith("http")
+
+
 FOUR = ["one", "two", "three", "four"]
 MMLU = [{"question": f"Which is {i}?", "choices": FOUR, "answer": i % 4} for i in range(30)]
 ARC = [
