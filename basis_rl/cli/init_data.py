@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -46,6 +47,17 @@ _ASKS = {
     "choice": "{prompt}\n\nReason step by step, and end with the letter of the right option, such as: Answer: C",
     "code": "{prompt}\n\nWrite the whole program in Python, in one block that begins with ```python.",
 }
+# Of a judge, whose address and model only the user knows; without a gold also what it is asked.
+_JUDGE = {"base_url": "http://localhost:8000/v1", "model": "Qwen/Qwen3-32B"}
+_RUBRIC = {"rubric": "How good is this answer?\nTask: {prompt}\nAnswer: {completion}", "scale": [1, 10]}
+# The first test of a row, by what its cell is. All of them would tell a program what to return.
+_FIRST_TEST = {
+    list: '{{{{ ({0} or [""])[0] }}}}',
+    # With what stands before it.
+    str: r'{{{{ ("\n" ~ ({0} or "")).split("\nassert")[:2] | join("\nassert") | trim }}}}',
+}
+_ASSERT = re.compile(r"^assert\b", re.MULTILINE)
+_CALLED = re.compile(r"\b([A-Za-z_]\w*)\(")
 # In problems that say by themselves how the answer is to be given.
 _FORMAT = re.compile(
     r"\\boxed|####|<answer>|```|\b(?:answer|a)\s*:\s*$|\b(?:answer|reply|respond|end) (?:only )?(?:with|in|by)\b"
@@ -69,8 +81,10 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
     tests = tests_in(rows, options.prompt_column) if name in (None, "code") else {}
     choices = choices_in(rows, options.solution_column) if name in (None, "choice") and not tests else {}
     name = name or ("code" if tests else "choice" if choices else None)
-    reward = build_reward(name, tests) if name else None
     columns = rows.flatten().column_names
+    has_gold = options.solution_column or set(SOLUTION_COLUMNS) & set(columns)
+    kwargs = tests if name != "judge" else _JUDGE if has_gold else _JUDGE | _RUBRIC
+    reward = build_reward(name, kwargs) if name else None
     guesses = {
         "prompt_column": options.prompt_column or _guess(columns, PROMPT_COLUMNS, _PROMPTS),
         "solution_column": options.solution_column or _guess(columns, SOLUTION_COLUMNS, [*tests.values(), *_GOLDS]),
@@ -100,11 +114,14 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
                          "by --solution_column, or the reward function by --reward_funcs.")  # fmt: skip
     if invalid or others or len(trained) > _MOST:
         keys["on_invalid_gold"] = "drop"
-    keys |= {"reward_kwargs": tests} if tests else {}
+    keys |= {"reward_kwargs": kwargs} if kwargs else {}
     kind = "texts" if isinstance(first[0]["prompt"], str) else "conversations"
     prompts = len(trained) - len(invalid)
     size = min(8, prompts)
     template = _template(name, first["prompt"], with_choices=bool(choices))
+    if shown := _first_test(first, tests):
+        asked = (template or "{prompt}").replace("{prompt}", "{{ prompt }}")
+        template = f"{asked}\n\nIt has to pass this test, and others:\n\n{shown}"
     return {
         "read": f"{len(rows)} rows, whose prompts are {kind}; the columns are {', '.join(rows.column_names)}.",
         "keys": {key: json.dumps(value, ensure_ascii=False) for key, value in keys.items()},
@@ -166,17 +183,34 @@ def tests_in(rows: Dataset, prompt_column: str | None) -> dict[str, str]:
         cases = parse_tests(cell, name)
         return bool(cases) and all(case.kind != "assert" or "assert" in case.given for case in cases)
 
+    def most(column: str, names: Sequence[Any]) -> bool:
+        return 2 * sum(map(are_tests, first[column], names)) > len(first)
+
     first = rows.select(range(min(20, len(rows))))
     functions = [name for name in _FUNCTIONS if name in rows.column_names]
     for column in rows.column_names:
         if column in (*PROMPT_COLUMNS, *_PROMPTS, prompt_column):
             continue
-        if all(are_tests(cell, None) for cell in first[column]):
+        if most(column, [None] * len(first)):
             return {"column": column}
         for function in functions:
-            if all(map(are_tests, first[column], first[function])):
+            if most(column, first[function]):
                 return {"column": column, "fn_name": function}
     return {}
+
+
+def _first_test(problems: Dataset, tests: Mapping[str, str]) -> str | None:
+    """In Jinja the first of a row's ``assert`` statements, if most problems do not name the function that these call,
+    as in MBPP: no program could pass; else None."""
+    cells = problems[tests["column"]] if list(tests) == ["column"] else []
+    untold = 0
+    for prompt, cell in zip(problems["prompt"], cells, strict=False):
+        text = "\n".join(map(str, cell)) if isinstance(cell, list) else str(cell)
+        # Functions of tests, and JSON, are no list of statements whose first could be shown.
+        called = set(_CALLED.findall(text)) - set(dir(builtins)) if _ASSERT.search(text) and "def " not in text else ()
+        untold += bool(called) and not any(name in str(prompt) for name in called)
+    kind = next((type(cell) for cell in cells if cell), None)
+    return _FIRST_TEST[kind].format(tests["column"]) if kind and 2 * untold > len(problems) else None
 
 
 def fitting(problems: Dataset, dataset: str) -> str:

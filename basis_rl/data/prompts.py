@@ -15,7 +15,7 @@ from datasets import Dataset, concatenate_datasets, load_dataset
 
 from basis_rl.data.choices import Option, how_read, letter_of, lettered, read_options
 from basis_rl.data.files import load_files, load_saved, without_bars
-from basis_rl.data.rows import bare_problem, gold_text, is_single_turn, problem_text, without_answer
+from basis_rl.data.rows import bare_problem, gold_text, is_blank, is_single_turn, problem_text, without_answer
 from basis_rl.data.template import filled, is_jinja, places, read_template
 from basis_rl.identity import prompt_id, row_id
 from basis_rl.names import FORMATS, as_name, data_files, did_you_mean, option, require_extra
@@ -117,8 +117,8 @@ def load_prompts(
     ``prompt_id`` is that of the bare problem, so that it does not depend on template or system prompt, and of those of
     the other columns that rewards read (`reads`). A row with an id that an earlier one has is dropped, or if its prompt
     differs has the id of its whole prompt; the text alone decides what is held out, which is ``dataset_test_split`` if
-    there is one. How problems and golds are read from cells: `basis_rl.data.rows`. Without `gold` rows need none, and
-    without its column there is no ``solution``. ``info.description`` says in words what was read.
+    there is one. Rows whose problem is empty are left out. How cells are read: `basis_rl.data.rows`. Without `gold`
+    rows need none, and without its column there is no ``solution``. ``info.description`` says in words what was read.
 
     Raises:
         ValueError: dataset, column or pattern that does not exist or fit; says which, of what, and what to set.
@@ -258,7 +258,7 @@ def _source(dataset: Dataset, data: DataArguments, gold: bool) -> _Source:
     )
     if not named & {"prompt", prompt}:
         raise ValueError(f"prompt_template must hold `{{prompt}}` or `{{{prompt}}}`, the place of the problem.")
-    if source.solution in named:
+    if gold and source.solution in named:
         raise ValueError(f"prompt_template shows the gold, which is column '{source.solution}'. Take it out.")
     known = dataset.column_names
     if unknown := [name for name in source.columns if name not in known]:
@@ -293,8 +293,12 @@ def _read(
     missing = 0
     again = 0
     cut = 0
+    blank = 0
     for index, row in enumerate(_rows(dataset, [*source.columns, *counted])):
         cell = without_answer(row[source.prompt])
+        if is_blank(cell):
+            blank += 1
+            continue
         before = f"{row[source.context].strip()}\n\n" if source.context and row[source.context] else ""
         problem = before + _problem(cell, data, source.prompt, index)
         # The first 32 bits of the id, a hash, are as good as a random number that stays.
@@ -325,6 +329,7 @@ def _read(
     read = f"'{data.dataset_name}', {len(dataset)} rows: the problem from column '{source.prompt}', "
     read += f"the gold from '{source.solution}'" if source.solution else "no gold, which no reward function reads"
     read += f" ({source.reading} of the options in '{', '.join(source.choices)}')" if source.reading else ""
+    read += f"; {blank} are left out, whose problem is empty" if blank else ""
     read += f"; {again} are left out, whose problem an earlier row has" if again else ""
     read += f"; {cut} conversations are taken up to the assistant's answer at their end" if cut else ""
     read += "; its column 'prompt_id' is replaced by ids of the problems" if "prompt_id" in dataset.column_names else ""
@@ -503,7 +508,8 @@ def _column(dataset: Dataset, data: DataArguments, key: str, candidates: Sequenc
     found = [chosen] if chosen else [name for name in candidates if name in dataset.column_names]
     if not found:
         has = f"'{data.dataset_name}' has none of the columns {candidates}, only {dataset.column_names}"
-        raise ValueError(f"{has}; say which one with {key}.")
+        without = ", or name a reward that reads no gold (reward_funcs)" if key == "solution_column" else ""
+        raise ValueError(f"{has}; say which one with {key}{without}.")
     return found[0]
 
 

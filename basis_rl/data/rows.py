@@ -41,6 +41,11 @@ def without_answer(value: Any) -> Any:
     return turns if turns and len(turns) < len(value) else value
 
 
+def is_blank(value: Any) -> bool:
+    """Whether nothing is in a cell: None, a text of white space, or a conversation without turns."""
+    return value is None or not (value.strip() if isinstance(value, str) else value != [])
+
+
 def is_single_turn(prompt: Any) -> bool:
     """Whether it is a text, or a conversation in which a user speaks once and nobody else but the system."""
     return isinstance(prompt, str) or [m["role"] for m in prompt if m["role"] != "system"] == ["user"]

@@ -105,6 +105,47 @@ def test_the_reward_is_one_that_can_find_the_golds_right(rows, reward, kwargs, a
     assert main(["check", "new.yaml", "--strict", "--max_completion_length", "32"]) == 0
 
 
+def add_one(i):
+    return [f"assert plus_one({i + k}) == {i + k + 1}" for k in range(2)]
+
+
+MBPP = [{"text": f"Write a function that adds one, by way {i}.", "test_list": add_one(i)} for i in range(30)]
+IN_TEXT = [{**row, "test_list": "import math\n" + "\n".join(row["test_list"])} for row in MBPP]
+SOURCES = [{**row, "test_list": "def test_it():\n    " + row["test_list"][0]} for row in MBPP]
+NAMED = [{**row, "text": f"{row['text']} It is called plus_one."} for row in MBPP]
+
+
+@pytest.mark.parametrize(
+    ("rows", "shown"),
+    [(SOURCES, ""), (MBPP, "assert plus_one(0) == 1"), (IN_TEXT, "import math\nassert plus_one(0) == 1"), (NAMED, "")],
+)
+def test_the_first_test_is_shown_where_problems_do_not_name_the_function(rows, shown, tmp_path, tiny_path, monkeypatch):
+    """Two rows of these have no tests, or no problem, as in data of people."""
+    monkeypatch.chdir(tmp_path)
+    rows = [*rows[:3], {**rows[3], "test_list": rows[3]["test_list"][:0]}, {**rows[4], "text": ""}, *rows[5:]]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu"]) == 0
+    recipe = parse_recipe(["new.yaml"])
+    assert recipe.run.reward_funcs == ["code"]
+    found = load_training_data(recipe, load_config_and_tokenizer(recipe.model, recipe.args)[1])
+    (turn,) = next(row["prompt"] for row in found if "by way 0." in row["prompt"][0]["content"])
+    assert turn["content"].partition("and others:\n\n")[2] == shown
+    assert "== 2" not in turn["content"], "the second test"
+
+
+def test_a_judge_has_an_address_to_fill_in(tmp_path, tiny_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu", "--reward_funcs", "judge"]
+    for gold in ({}, {"answer": "so"}):
+        rows = [{"prompt": f"POST: it was {i}.", **gold} for i in range(60)]
+        (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert main([*words, "--force"]) == 0
+        keys = read_recipe("new.yaml")
+        # With a gold the judge's own question compares with it.
+        assert ("rubric" in keys["reward_kwargs"]) == (not gold)
+        assert keys["reward_kwargs"]["base_url"].startswith("http")
+
+
 FOUR = ["one", "two", "three", "four"]
 MMLU = [{"question": f"Which is {i}?", "choices": FOUR, "answer": i % 4} for i in range(30)]
 ARC = [

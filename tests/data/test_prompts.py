@@ -304,6 +304,25 @@ def test_a_conversation_is_taken_up_to_the_assistants_answer(tmp_path):
     assert "taken up to" not in load(write(tmp_path, [{"prompt": TURNS, "answer": 1}])).info.description
 
 
+@pytest.mark.parametrize("empty", ["", " \n", None, []])
+def test_rows_whose_problem_is_empty_are_left_out_and_counted(empty, tmp_path):
+    full = TURNS if empty == [] else "p"
+    path = write(tmp_path, [{"prompt": full, "answer": 1}, {"prompt": empty, "answer": 2}])
+    found = load(path)
+    assert (list(found["prompt"]), list(found["solution"])) == ([full], ["1"])
+    assert "; 1 are left out, whose problem is empty" in found.info.description
+    assert "empty" not in load(write(tmp_path, [{"prompt": full, "answer": 1}])).info.description
+
+
+def test_a_template_may_show_a_column_of_golds_that_nobody_reads(tmp_path):
+    path = write(tmp_path, [{"prompt": "p", "tests": ["assert f(1) == 2"]}])
+    shown = DataArguments(path, solution_column="tests", prompt_template="{prompt} {tests}")
+    found = load_prompts(shown, conversational=False, gold=False)
+    assert found[0]["prompt"] == "p assert f(1) == 2"
+    with pytest.raises(ValueError, match="shows the gold"):
+        load_prompts(shown, conversational=False)
+
+
 def test_golds_are_asked_for_only_where_one_is_read(tmp_path):
     path = write(tmp_path, [{"prompt": "p"}, {"prompt": "q"}])
     with pytest.raises(ValueError, match="say which one with solution_column"):
