@@ -2,7 +2,7 @@
 
     python -m studies.text_prior [--seeds SEED ...] [--quick]
 
-Simulated rewards of 0 and 1 with known values: 256 prompts, 32 per batch, one rollout each, every prompt six times.
+Simulated rewards of 0 and 1 with known values: 256 prompts, 32 per batch, one rollout each, every prompt five times.
 The logits of the values are normal with a standard deviation of 2, and all prompts rise by 1.5 over the run. In each
 case the texts explain another share of the logits' variance; at 0 they tell nothing. There are two forms of texts:
 
@@ -49,7 +49,7 @@ class Scale:
 
     prompts: int = 256
     batch: int = 32
-    visits: int = 6
+    visits: int = 5
 
 
 def texts_and_effects(form: str, prompts: int) -> tuple[list[str], Tensor]:
@@ -113,7 +113,7 @@ def simulate(form: str, share: float, seed: int, scale: Scale) -> dict[str, dict
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     """Simulate, print and save; returns a row for each case and belief, with what `simulate` found by seed."""
     parser = study_parser(__doc__, "text_prior")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(12)))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(8)))
     options = parser.parse_args(argv)
     placed(options, parser.parse_args([]))
     one_thread()
