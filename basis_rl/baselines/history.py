@@ -30,6 +30,8 @@ _FORGETTING = 0.97
 # older ones the policy was another, and it does not learn all texts equally fast.
 _WIDTH = 128
 _WINDOW = 4096
+# Candidates of the share of the prior's variance that texts explain: at 0 they tell nothing.
+_SHARES = (0.0, 0.5, 0.75)
 NO_TEXTS: Mapping[str, str] = {}
 
 
@@ -48,10 +50,12 @@ class BasisHistory(RangedBelief):
        grows by the drift, and the variance of s by `shift_drift`.
     3. ``drift="auto"`` runs a filter for each of six drifts d from 0 to 0.1, and ``V_i = sum_d w_d V_i^(d)`` with
        ``log w_d <- 0.97 log w_d + sum_i log p(r_i | V_i^(d))``. The shift comes from the mean belief over d.
+    4. ``prior="text"`` runs these filters for each of three shares of the prior's variance, 0, 1/2 and 3/4, that texts
+       may explain. All have a weight by how well they predict, so texts that tell nothing soon count for nothing.
 
     Metrics: ``shift``; ``beta = 1 / shift`` within the paper's grid [0.01, 5]; ``uncertainty``, the mean standard
     deviation of the beliefs, in logits; ``known``, the share of rollouts whose prompt has a belief of its own;
-    ``drift``, the weighted mean ``sum_d w_d d``.
+    ``drift``, the weighted mean ``sum_d w_d d``; ``told_by_texts``, that of the shares.
 
     Args:
         values: a table, its folder or Hub id, or None.
@@ -114,11 +118,14 @@ class BasisHistory(RangedBelief):
         self.lcb = lcb
         self._set_target("basis_history", target)
         self.text_prior = TextPrior(prior_variance) if prior == "text" else None
+        shares = _SHARES if prior == "text" else (0.0,)
         self.requires = frozenset({"prompt_texts"} if prior == "text" else ())
         self.smoothing = smoothing
         self.epsilon = epsilon
         self.drift = drift
-        self.drifts = equations.drift_grid() if isinstance(drift, str) else torch.tensor([drift], dtype=torch.float64)
+        drifts = equations.drift_grid() if isinstance(drift, str) else torch.tensor([drift], dtype=torch.float64)
+        # One filter for each share and drift, ``(D,)`` both: all drifts of the first share, then of the next.
+        self.shares, self.drifts = torch.cartesian_prod(torch.tensor(shares, dtype=torch.float64), drifts).unbind(1)
         self.log_weights = torch.full_like(self.drifts, -math.log(len(self.drifts)))
         self.shift_drift = shift_drift
         self.prior_variance = prior_variance
@@ -132,10 +139,10 @@ class BasisHistory(RangedBelief):
             p = self.values.tilt(prompt_ids, smoothing)(torch.tensor([torch.inf]))[0][0]
             mean = torch.logit(p)
             variance = 1.0 / ((self.values.counts(prompt_ids) + 2 * smoothing) * p * (1 - p))
-        drifts = len(self.drifts)
+        filters = len(self.drifts)
         self._row = _rows(prompt_ids)
         # A row per prompt: ``mean_d, variance_d``, and the step at which it was last seen. It has room (`with_room`).
-        known = [mean.repeat(drifts, 1), variance.repeat(drifts, 1), torch.zeros_like(mean)[None]]
+        known = [mean.repeat(filters, 1), variance.repeat(filters, 1), torch.zeros_like(mean)[None]]
         self._table = torch.cat(known).T.contiguous()
 
     @property
@@ -154,18 +161,20 @@ class BasisHistory(RangedBelief):
             self.text_prior.know(run.texts)
 
     def _of_texts(self, prompt_ids: Sequence[str], texts: Mapping[str, str] = NO_TEXTS) -> tuple[Tensor, Tensor]:
-        """Mean and variance of what the texts tell of the logits. ``(N,), (N,)``, 0 with the flat prior."""
-        if self.text_prior is not None:
-            return self.text_prior(prompt_ids, texts)
-        nothing = torch.zeros(len(prompt_ids), dtype=torch.float64)
-        return nothing, nothing
+        """Mean and variance of what the texts tell each filter of the logits, ``(D, N)``; flat ``(1, N)``, and 0."""
+        if self.text_prior is None:
+            nothing = torch.zeros((1, len(prompt_ids)), dtype=torch.float64)
+            return nothing, nothing
+        mean, variance = self.text_prior(prompt_ids, texts)
+        drifts = len(self.drifts) // len(mean)
+        return mean.repeat_interleave(drifts, dim=0), variance.repeat_interleave(drifts, dim=0)
 
     def _own(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance of `_belief` beyond what the texts tell."""
         rows = torch.tensor(list(map(self._row.get, prompt_ids, itertools.repeat(-1))), dtype=torch.long)
         known = rows >= 0
         mean = torch.zeros((len(self.drifts), len(rows)), dtype=torch.float64)
-        variance = torch.full_like(mean, self.prior_variance if self.text_prior is None else self.text_prior.own)
+        variance = (self.prior_variance * (1 - self.shares))[:, None].repeat(1, len(rows))
         own = self._table[rows[known]].T
         # A belief that was not updated has drifted in each step since.
         age = self.step - own[-1]
@@ -244,6 +253,7 @@ class BasisHistory(RangedBelief):
             "uncertainty": float((weights @ variance.sqrt()).mean()),
             "known": float(known.double().mean()),
             "drift": float(weights @ self.drifts),
+            "told_by_texts": float(weights @ self.shares),
             **told,
             **self.range.metrics(),
         }
@@ -363,21 +373,21 @@ class TextPrior:
     ``w . phi_i ~ N(m . phi_i, phi_i S phi_i')``.
 
     ``phi`` are hashed words and pairs of words; ``w ~ N(m, S)`` is fitted to the last 4,096 visits of prompts by
-    Bayesian logistic regression (`basis_rl.functional.regression.logistic_posterior`). Before the first batch, three
-    quarters of the flat prior's variance are what texts may explain, and one quarter (`own`) is what no text tells.
+    Bayesian logistic regression (`basis_rl.functional.regression.logistic_posterior`). There is one fit for each of K
+    shares of the flat prior's variance, 0, 1/2 and 3/4, which is what texts may explain before the first batch; the
+    rest is what no text tells. At 0 mean and variance stay 0.
 
     Args:
         variance: of the flat prior, > 0.
     """
 
     def __init__(self, variance: float) -> None:
-        self.own = variance / 4
-        self.of_texts = 0.75 * variance
-        self.mean = torch.zeros(_WIDTH, dtype=torch.float64)
-        self.covariance = self.of_texts * torch.eye(_WIDTH, dtype=torch.float64)
-        # Of the last visits: features, and mean reward, number of rollouts and common shift.
+        self.of_texts = variance * torch.tensor(_SHARES, dtype=torch.float64)
+        self.mean = torch.zeros((len(_SHARES), _WIDTH), dtype=torch.float64)
+        self.covariance = self.of_texts[:, None, None] * torch.eye(_WIDTH, dtype=torch.float64)
+        # Of the last visits: features, and mean reward, number of rollouts and common shift beside each share's texts.
         self.seen = torch.zeros((0, _WIDTH), dtype=torch.float16)
-        self.visits = torch.zeros((0, 3), dtype=torch.float64)
+        self.visits = torch.zeros((0, 2 + len(_SHARES)), dtype=torch.float64)
         self._row: dict[str, int] = {}
         # Prompts whose texts came with a batch: a resumed run does not get them before it meets the prompts again.
         self._met: list[str] = []
@@ -402,7 +412,7 @@ class TextPrior:
         self._features[known : len(self._row)] = features
 
     def __call__(self, prompt_ids: Sequence[str], texts: Mapping[str, str] = NO_TEXTS) -> tuple[Tensor, Tensor]:
-        """Mean and variance of ``w . phi``, ``(P,), (P,)`` float64.
+        """Mean and variance of ``w . phi`` for each share, ``(K, P), (K, P)`` float64.
 
         Args:
             prompt_ids: of the prompts.
@@ -424,7 +434,7 @@ class TextPrior:
 
     def update(self, prompt_ids: Sequence[str], rewards: Tensor, counts: Tensor, shift: float) -> None:
         """Learn from different prompts, ``(P,)``: their mean rewards in [0, 1], and of how many rollouts."""
-        visits = torch.stack([rewards, counts, torch.full_like(rewards, shift)], dim=1)
+        visits = torch.stack([rewards, counts, *[torch.full_like(rewards, shift)] * len(_SHARES)], dim=1)
         self.seen = torch.cat([self.seen, self._of(prompt_ids).half()])[-_WINDOW:]
         self.visits = torch.cat([self.visits, visits])[-_WINDOW:]
         self._fit()
@@ -441,20 +451,21 @@ class TextPrior:
         if not len(self.visits):
             return
         seen = self.seen.double()
-        rewards, counts, shifts = self.visits.unbind(dim=1)
-        told = seen @ self.mean
-        now = (moved(told + shift) - new_shift)[:, None]
+        told = seen @ self.mean.T
+        shifts = moved(told + self.visits[:, 2:])
+        self.visits[:, 0] = offset + factor * self.visits[:, 0]
         # The features of few texts do not span all directions: of the solutions, the smallest.
-        self.mean = torch.linalg.lstsq(seen, now, driver="gelsd").solution[:, 0]
-        shifts = moved(told + shifts) - seen @ self.mean
-        self.visits = torch.stack([offset + factor * rewards, counts, shifts], dim=1)
+        self.mean[1:] = torch.linalg.lstsq(seen, moved(told + shift) - new_shift, driver="gelsd").solution.T[1:]
+        self.visits[:, 2:] = shifts - seen @ self.mean.T
         self._fit()
 
     def _fit(self) -> None:
-        rewards, counts, shifts = self.visits.unbind(dim=1)
-        self.mean, self.covariance = logistic_posterior(
-            self.mean, self.seen.double(), rewards, counts, shifts, self.of_texts
-        )
+        seen, (rewards, counts, *shifts) = self.seen.double(), self.visits.unbind(dim=1)
+        for k in range(1, len(_SHARES)):
+            variance = float(self.of_texts[k])
+            self.mean[k], self.covariance[k] = logistic_posterior(
+                self.mean[k], seen, rewards, counts, shifts[k], variance
+            )
 
     def state_dict(self) -> dict[str, Any]:
         tensors = {name: getattr(self, name).clone() for name in ("mean", "covariance", "seen", "visits")}

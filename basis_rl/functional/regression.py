@@ -40,8 +40,8 @@ def hashed_words(texts: Sequence[str], width: int) -> Tensor:
 
 
 def predicted_logits(mean: Tensor, covariance: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of ``w . phi``. ``(F,), (F, F), (P, F) -> (P,), (P,)``."""
-    return features @ mean, ((features @ covariance) * features).sum(dim=1).clamp(min=0.0)
+    """Mean and variance of ``w . phi``. ``(..., F), (..., F, F), (P, F) -> (..., P), (..., P)``."""
+    return mean @ features.T, ((features @ covariance) * features).sum(dim=-1).clamp(min=0.0)
 
 
 def logistic_posterior(

@@ -11,6 +11,7 @@ from studies import (
     otb_tail,
     quickstart_seeds,
     simulated_mse,
+    text_prior,
     worked_sums,
 )
 from studies.least import training, variance
@@ -147,3 +148,11 @@ def test_the_quickstart_is_run(tmp_path):
 def test_first_visits_are_measured_by_every_estimator(tmp_path):
     (run,) = first_visit.main(["--quick", "--policies", "selection", "--seeds", "0", "--output", str(tmp_path)])
     assert run["all"].keys() == run["last third"].keys() == {"batch mean", "hidden", "start", "words"}
+
+
+def test_beliefs_with_and_without_texts_are_simulated(tmp_path):
+    text_prior.main(["--quick", "--results", str(tmp_path)])
+    facts, rows = read_table(tmp_path / "text_prior.json")
+    assert [(row["texts"], row["share"]) for row in rows[::3]] == text_prior.CASES
+    assert {row["belief"] for row in rows} == {"flat", "split 3/4", "weighed"}
+    assert all(len(row["first"]) == len(facts["seeds"]) == 1 for row in rows)
