@@ -54,8 +54,8 @@ def lettered(options: Sequence[Option]) -> str:
 
 
 def _label(gold: str, options: Sequence[Option]) -> int | None:
-    labels = [label for label, _ in options]
-    bare = gold.strip("(). ")
+    labels = [label.upper() for label, _ in options]
+    bare = gold.strip("(). ").upper()
     return labels.index(bare) if bare in labels else None
 
 

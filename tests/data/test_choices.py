@@ -32,6 +32,7 @@ def test_what_are_no_options_is_refused(cells):
     ("golds", "letters"),
     [
         (["A", "(C)", "B."], "ACB"),
+        (["a ", "(c)", "B"], "ACB"),
         (["0", "2", "1"], "ACB"),
         (["1", "3", "2"], "ACB"),
         (["red", "blue", "7"], "ACB"),
