@@ -165,10 +165,11 @@ def choices_in(rows: Dataset, solution_column: str | None) -> dict[str, str]:
     several = [[name[:-1] + chr(ord(name[-1]) + i) for i in range(26)] for name in names if name[-1] in "Aa01"]
     runs = [list(takewhile(names.__contains__, run)) for run in several]
     for columns in [*([name] for name in names if _OPTIONS.search(name)), *(run for run in runs if len(run) > 1)]:
-        tried = Mistakes()
-        options = [tried.tried(read_options, cells) for cells in zip(*(first[name] for name in columns), strict=True)]
+        options = [
+            Mistakes().tried(read_options, cells) for cells in zip(*(first[name] for name in columns), strict=True)
+        ]
         for gold in [solution_column] if solution_column else [*SOLUTION_COLUMNS, *_GOLDS, *_KEYS]:
-            if tried.found or gold not in names or gold in columns:
+            if gold not in names or gold in columns:
                 continue
             golds = [(gold_text(cell) or "", each or []) for cell, each in zip(first[gold], options, strict=True)]
             if 20 * how_read(golds)[1] >= 19 * len(golds):

@@ -26,7 +26,8 @@ def read_options(cells: Sequence[Any]) -> list[Option]:
     found = []
     if isinstance(cell, Mapping | list):
         # `datasets` fills in the keys that other rows have, with None.
-        found = [(str(label).strip(), str(text).strip()) for label, text in _pairs(cell) if text is not None]
+        said = [(str(label).strip(), str(text).strip()) for label, text in _pairs(cell) if text is not None]
+        found = [option for option in said if option[1]]
     if not 2 <= len(found) <= len(ascii_uppercase):
         forms = "a list of texts, {'text': [...], 'label': [...]}, or one column for each option"
         raise ValueError(f"{str(cell)[:100]} holds no options, which are {forms}")
@@ -66,6 +67,10 @@ def _text(gold: str, options: Sequence[Option]) -> int | None:
 
 def _number(gold: str, options: Sequence[Option], first: int = 0) -> int | None:
     index = int(gold) - first if gold.isdecimal() else -1
+    labels = [label.upper() for label, _ in options]
+    if labels == sorted(labels) and set(labels) <= set(ascii_uppercase):
+        # An option that is empty has its number all the same.
+        return _label(ascii_uppercase[index], options) if 0 <= index < len(ascii_uppercase) else None
     return index if 0 <= index < len(options) else None
 
 

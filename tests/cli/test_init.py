@@ -160,6 +160,15 @@ PAIRS = [{"sentence": f"_ is {i}.", "option1": "it", "option2": "she", "answer":
 TEXTS = [{"question": f"Which is {i}?", "options": FOUR, "answer": FOUR[i % 4]} for i in range(30)]
 
 
+def test_an_empty_line_of_a_table_hides_no_options(tmp_path):
+    path = tmp_path / "own.csv"
+    lines = [f"Which is {i}?;one;two;three;;{'aBC'[i % 3]}\n" for i in range(30)]
+    path.write_text("".join(["question;A;B;C;D;correct\n", *lines, ";;;;;\n"]))
+    assert main(["init", str(tmp_path / "new.yaml"), "--data", str(path)]) == 0
+    data = parse_recipe([str(tmp_path / "new.yaml")]).data
+    assert (data.choices_column, data.solution_column, data.on_missing_gold) == ("A, B, C, D", "correct", "drop")
+
+
 @pytest.mark.parametrize(
     ("rows", "columns", "gold"),
     [(MMLU, "choices", "answer"), (ARC, "choices", "answerKey"), (COLUMNS, "A, B, C, D", "answer"),

@@ -16,6 +16,7 @@ THREE = ["red", "7", "blue"]
         [str(THREE)],
         ["red", 7, " blue "],
         ["red", "7", "blue", None],
+        [[*THREE, " "]],
     ],
 )
 def test_every_form_gives_the_same_lines(cells):
@@ -44,6 +45,14 @@ def test_golds_of_one_column_are_read_in_one_way(golds, letters):
     reading, count = how_read([(gold, options) for gold in golds])
     assert [letter_of(gold, options, reading) for gold in golds] == list(letters)
     assert count == sum(letter is not None for letter in letters)
+
+
+@pytest.mark.parametrize("empty", [None, ""])
+def test_an_option_that_is_empty_keeps_its_number(empty):
+    options = read_options(["red", empty, "blue", "green"])
+    assert lettered(options) == "A. red\nB. blue\nC. green"
+    assert [letter_of(gold, options, "numbers from 0") for gold in "0123"] == ["A", None, "B", "C"]
+    assert [letter_of(gold, options, "labels") for gold in "ABCD"] == ["A", None, "B", "C"]
 
 
 def test_labels_of_the_row_come_first():
