@@ -20,9 +20,6 @@ from basis_rl.baselines import Baseline
 class SkyRLEstimator(Estimator):
     """What SkyRL calls with each batch; see `register`."""
 
-    def __init__(self, baseline: Baseline | str, state_file: str | Path | None = None) -> None:
-        super().__init__(baseline, "SkyRL", state_file=state_file)
-
     def __call__(
         self, token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[str], config: Any = None, **_: Any
     ) -> tuple[Tensor, Tensor]:
@@ -56,6 +53,6 @@ def register(name: str, baseline: Baseline | str, state_file: str | Path | None 
     """
     from skyrl.backends.skyrl_train.utils.ppo_utils import register_advantage_estimator
 
-    estimator = SkyRLEstimator(baseline, state_file)
+    estimator = SkyRLEstimator(baseline, "SkyRL", state_file=state_file)
     register_advantage_estimator(name)(estimator)
     return estimator

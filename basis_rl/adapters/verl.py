@@ -42,10 +42,8 @@ class VerlEstimator(Estimator):
         rewards = token_level_rewards.sum(dim=-1)
         # verl's padding rows have a ``uid`` of their own, and in an asynchronous run that was resumed, so do rollouts
         # that had ended before: to a belief they are prompts that it has not met.
-        prompt_ids = [self.prompts.get(uid, uid) for uid in index]
-        for uid in set(index):
-            self.prompts.pop(uid, None)
-        advantages = self.estimate(rewards, response_mask, list(index), prompt_ids)
+        known = {uid: self.prompts.pop(uid, uid) for uid in set(index)}
+        advantages = self.estimate(rewards, response_mask, list(index), [known[uid] for uid in index])
         return advantages, rewards[:, None] * response_mask
 
     def manager(self, base: type, column: str = "prompt_id") -> type:

@@ -16,7 +16,7 @@ CONFIG = SimpleNamespace(use_kl_in_reward=False)
 
 def test_a_belief_goes_by_the_uids_and_padding_teaches_nothing():
     batches = [drawn(seed) for seed in range(4)]
-    estimator = SkyRLEstimator("basis_history")
+    estimator = SkyRLEstimator("basis_history", "SkyRL")
     for (rewards, mask, _, ids), expected in zip(batches, by_itself(BasisHistory(), batches), strict=True):
         # As SkyRL pads: copies of the first row.
         padded = torch.tensor([*range(len(ids)), 0, 0])
@@ -33,7 +33,7 @@ def test_a_belief_goes_by_the_uids_and_padding_teaches_nothing():
 def test_kl_in_the_reward_is_refused():
     rewards, mask, groups, _ = drawn(0)
     with pytest.raises(ValueError, match="use_kl_in_reward"):
-        SkyRLEstimator("rloo")(given(rewards, mask), mask, groups, SimpleNamespace(use_kl_in_reward=True))
+        SkyRLEstimator("rloo", "SkyRL")(given(rewards, mask), mask, groups, SimpleNamespace(use_kl_in_reward=True))
 
 
 def test_it_is_registered_by_name(monkeypatch):
