@@ -56,7 +56,7 @@ class VerlEstimator(Estimator):
         """
         estimator = self
 
-        class PromptIdManager(base):  # type: ignore[misc]
+        class PromptIdManager(base):
             def generate_sequences(self, prompts: Any) -> Any:
                 # A DataProto, or a TensorDict of the columns.
                 columns = getattr(prompts, "non_tensor_batch", prompts)
