@@ -15,7 +15,7 @@ LAYERS = [
     {"rewards", "tools", "engine", "data"},
     {"values", "clusters", "environments"},
     {"baselines", "samplers", "objectives"},
-    {"evaluation", "report", "conformance"},
+    {"evaluation", "report", "conformance", "adapters"},
     {"trainer"},
     {"recipe", "estimate"},
     {"cli"},

@@ -166,7 +166,7 @@ def test_an_empty_line_of_a_table_hides_no_options(tmp_path):
     path.write_text("".join(["question;A;B;C;D;correct\n", *lines, ";;;;;\n"]))
     assert main(["init", str(tmp_path / "new.yaml"), "--data", str(path)]) == 0
     data = parse_recipe([str(tmp_path / "new.yaml")]).data
-    assert (data.choices_column, data.solution_column, data.on_missing_gold) == ("A, B, C, D", "correct", "drop")
+    assert (data.choices_column, data.solution_column) == ("A, B, C, D", "correct")
 
 
 @pytest.mark.parametrize(

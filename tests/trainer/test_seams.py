@@ -19,7 +19,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.utils import RepeatSampler
 
 PACKAGE = Path(__file__).resolve().parents[2] / "basis_rl"
-BENDING = [path for room in ("trainer", "engine") for path in sorted((PACKAGE / room).rglob("*.py"))]
+BENDING = [path for room in ("trainer", "engine", "adapters") for path in sorted((PACKAGE / room).rglob("*.py"))]
 
 
 def source(function):

@@ -1,0 +1,46 @@
+"""The adapter for SkyRL, called as SkyRL calls it. `test_real_skyrl.py` calls SkyRL itself."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from basis_rl.adapters.skyrl import SkyRLEstimator, register
+from basis_rl.baselines import BasisHistory
+from tests.adapters.test_base import by_itself, drawn
+from tests.adapters.test_verl import given
+
+CONFIG = SimpleNamespace(use_kl_in_reward=False)
+
+
+def test_a_belief_goes_by_the_uids_and_padding_teaches_nothing():
+    batches = [drawn(seed) for seed in range(4)]
+    estimator = SkyRLEstimator("basis_history", "SkyRL")
+    for (rewards, mask, _, ids), expected in zip(batches, by_itself(BasisHistory(), batches), strict=True):
+        # As SkyRL pads: copies of the first row.
+        padded = torch.tensor([*range(len(ids)), 0, 0])
+        scores = given(rewards, mask)[padded]
+        advantages, returns = estimator(
+            token_level_rewards=scores, response_mask=mask[padded].float(), index=[*ids, "pad0", "pad1"],
+            values=None, grpo_norm_by_std=True, gamma=1.0, lambd=1.0, config=CONFIG,
+        )  # fmt: skip
+        torch.testing.assert_close(advantages[:-2], expected.float())
+        assert not advantages[-2:].any()
+        assert torch.equal(returns, (rewards[:, None] * mask)[padded])
+
+
+def test_kl_in_the_reward_is_refused():
+    rewards, mask, groups, _ = drawn(0)
+    with pytest.raises(ValueError, match="use_kl_in_reward"):
+        SkyRLEstimator("rloo", "SkyRL")(given(rewards, mask), mask, groups, SimpleNamespace(use_kl_in_reward=True))
+
+
+def test_it_is_registered_by_name(monkeypatch):
+    known = {}
+    module = ModuleType("skyrl.backends.skyrl_train.utils.ppo_utils")
+    module.register_advantage_estimator = lambda name: lambda function: known.setdefault(name, function)
+    for name in ("skyrl", "skyrl.backends", "skyrl.backends.skyrl_train", "skyrl.backends.skyrl_train.utils"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert known == {"ours": register("ours", "rloo")}
