@@ -12,6 +12,10 @@ Where verl differs by something that is known, this is put right on our side: it
 (ours times ``sqrt((n - 1) / n)``), and its GPG counts rollouts with a reward other than 0 for alpha (``dr_grpo`` times
 that).
 
+Of the modes of the rollout correction that reject rollouts, the masks of
+``verl/trainer/ppo/rollout_corr_helper.py`` are compared. Its bounds of ``seq_mean_k1`` are of ``pi_rollout / pi``, so
+it gets the inverse of ours.
+
 Of the objectives the gradients of the loss are compared. verl's ``clip_cov`` draws tokens at random, so it is not
 among them; the masks of ``kl_cov`` are chosen alike.
 
@@ -33,7 +37,7 @@ import torch
 from torch import Tensor
 
 from basis_rl.baselines import build_baseline
-from basis_rl.functional.objectives import aggregate
+from basis_rl.functional.objectives import aggregate, importance_weights
 from basis_rl.objectives import OBJECTIVES, LossInputs, LossSettings, Objective
 from basis_rl.types import RolloutBatch
 from benchmarks.common import one_thread, save
@@ -42,8 +46,8 @@ from studies.runs import placed, rounded, study_parser
 _TOKENS = 11
 
 
-def load_verl(checkout: Path) -> Any:
-    """verl's module of advantages, with stand-ins for the packages around it."""
+def load_verl(checkout: Path) -> tuple[Any, Any]:
+    """verl's modules of advantages and of the rollout correction, with stand-ins for the packages around them."""
 
     def stand_in(name: str, **content: Any) -> None:
         module = ModuleType(name)
@@ -56,9 +60,14 @@ def load_verl(checkout: Path) -> Any:
     stand_in("omegaconf", DictConfig=dict)
     stand_in("tensordict", TensorDict=dict)
     stand_in("verl.trainer.config", AlgoConfig=type("AlgoConfig", (), {}))
+    stand_in("verl.trainer.config.algorithm", RolloutCorrectionConfig=SimpleNamespace)
+    stand_in("verl.protocol", DataProto=dict)
     stand_in("verl.workers.config", ActorConfig=SimpleNamespace)
+    stand_in("verl.workers.config.actor", PolicyLossConfig=SimpleNamespace)
     vars(sys.modules["verl.utils"]).update(vars(import_module("verl.utils.groupwise")))
-    return import_module("verl.trainer.ppo.core_algos")
+    names = ("verl.trainer.ppo.core_algos", "verl.trainer.ppo.rollout_corr_helper")
+    algorithms, correction = (import_module(name) for name in names)
+    return algorithms, correction
 
 
 @dataclass(frozen=True)
@@ -187,6 +196,16 @@ def losses(verl: Any, case: Case) -> Iterator[tuple[str, Tensor, Tensor]]:
         yield f"objective {name} ({peers})", expected, found
 
 
+def rejections(correction: Any, case: Case) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """The name of each mode that rejects rollouts, and the masks ``(N, T)`` of verl and of ours."""
+    log_ratio = 0.3 * torch.sin(1e4 * case.log_probs)
+    for name, low, high in (("seq_mean_k1", 0.97, 1.05), ("seq_mean_k3", None, 0.025)):
+        spec = high if low is None else f"{1 / high}_{1 / low}"
+        theirs = correction.compute_rollout_rejection_mask(log_ratio, case.holes.double(), name, spec)[0]
+        given = (case.log_probs, case.log_probs - log_ratio, case.holes, name, low, high)
+        yield f"rejection {name}", theirs, importance_weights(*given) * case.holes
+
+
 def main(argv: list[str] | None = None) -> dict[str, float]:
     """Run the comparison; returns the largest difference of each."""
     parser = study_parser(__doc__, "agreement")
@@ -195,11 +214,11 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     if not (options.verl / "verl/trainer/ppo/core_algos.py").is_file():
         parser.error(f"'{options.verl}' is no checkout of verl: it has no verl/trainer/ppo/core_algos.py.")
     one_thread()
-    verl = load_verl(options.verl)
+    verl, correction = load_verl(options.verl)
     worst: dict[str, float] = {}
     for seed in range(4 if options.quick else 20):
         case = draw(seed)
-        for name, theirs, ours in [*compared(verl, case), *losses(verl, case)]:
+        for name, theirs, ours in [*compared(verl, case), *losses(verl, case), *rejections(correction, case)]:
             worst[name] = max(worst.get(name, 0.0), float((theirs - ours).abs().max()))
     for name, difference in worst.items():
         print(f"{name:52} {difference:.1e}")

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from basis_rl.functional.segments import segment_count
+from basis_rl.functional.segments import leave_one_out_mean, segment_count
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 
 TokenLevel = Literal["never", "with_kl", "always"]
@@ -226,6 +226,13 @@ def where_scorable(batch: RolloutBatch, values: Tensor) -> Tensor:
 def less_baseline(rewards: Tensor, baseline: Tensor) -> Tensor:
     """``r - b``, ``(N,)`` or ``(N, T)`` as `baseline` is."""
     return rewards.double().reshape(-1, *[1] * (baseline.ndim - 1)) - baseline
+
+
+def mean_of_others(batch: RolloutBatch) -> Tensor:
+    """``(N,)`` float64 ``mean_{j != i} r_j`` over the batch; of a single rollout 0."""
+    rewards = batch.rewards.double()
+    others = leave_one_out_mean(rewards, torch.zeros(len(rewards), dtype=torch.long))
+    return torch.nan_to_num(others, nan=0.0)
 
 
 def with_room(table: Tensor, rows: int) -> Tensor:

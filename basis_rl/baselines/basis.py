@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import less_baseline, scorable_rows, where_scorable
+from basis_rl.baselines.base import less_baseline, mean_of_others, scorable_rows, where_scorable
 from basis_rl.baselines.optimal import Target, TargetedBaseline
 from basis_rl.functional.basis import Weighting, beta_grid, cross_entropy, mean_squared_error, refine
 from basis_rl.functional.diagnostics import mean_by
@@ -58,13 +58,14 @@ class Basis(TargetedBaseline):
             (arXiv:2508.21104).
         target: see `BasisHistory`; b is then a function of the refined value.
         accept_mismatch: use the table although it was built for another model, template, reward or sampling.
+        ev_gate: see `BasisHistory`.
 
     Raises:
         ValueError: a parameter out of its range, or a table that cannot be read.
     """
 
     uses_own_reward = True
-    kept = ("curve", "optimal.moments")
+    kept = ("curve", "optimal.moments", "gate.variances")
     ON_MISSING: ClassVar[dict[str, str]] = {
         "values": "the folder of a value table, which `basis-rl values RECIPE` builds. `basis_history` learns the "
         "values during training and needs no table."
@@ -79,6 +80,7 @@ class Basis(TargetedBaseline):
         calibration: Calibration = "common",
         target: Target = "value",
         accept_mismatch: bool = False,
+        ev_gate: bool = False,
     ) -> None:
         check_choice("basis", "weighting", weighting, Weighting)
         check_choice("basis", "calibration", calibration, Calibration)
@@ -90,7 +92,7 @@ class Basis(TargetedBaseline):
         self.epsilon = epsilon
         self.calibration = calibration
         self.uses_own_reward = calibration != "none"
-        self._set_target("basis", target)
+        self._set_target("basis", target, ev_gate=ev_gate)
         self.accept_mismatch = accept_mismatch
         self.betas = beta_grid()
         # (K,) cross-entropy of the rewards so far, older ones count less.
@@ -124,12 +126,14 @@ class Basis(TargetedBaseline):
 
     def update(self, batch: RolloutBatch) -> None:
         candidates, _ = self._candidates(batch)
-        if self.optimal.is_on:
+        if self.optimal.is_on or self.gate.is_on:
             low, high = self.reward_range
             value, _, served, *_ = self._refined(candidates)
             # Of the others, with b = 0, wrong rollouts have no gradient: only right ones would be learnt from.
             rewards = torch.where(served, batch.rewards, torch.nan)
-            self.optimal.learn(low + (high - low) * value, rewards, batch, (low, high))
+            value = low + (high - low) * value
+            self.optimal.learn(value, rewards, batch, (low, high))
+            self.gate.learn(value, rewards, ~rewards.isnan())
         # Older batches fade, because the policy that they came from has changed.
         self.curve = _FORGETTING * self.curve + candidates.over_grid(candidates.cross_entropy)
 
@@ -145,12 +149,16 @@ class Basis(TargetedBaseline):
         low, high = self.reward_range
         candidates, reference = self._candidates(batch)
         value, active, served, beta, loss = self._refined(candidates)
-        baseline, told = self.optimal(low + (high - low) * value, batch.action_mask, self.reward_range)
-        baseline = torch.where(served.reshape(-1, *[1] * (baseline.ndim - 1)), baseline, 0.0)
+        if self.gate.is_open:
+            baseline, told = self.optimal(low + (high - low) * value, batch.action_mask, self.reward_range)
+            baseline = torch.where(served.reshape(-1, *[1] * (baseline.ndim - 1)), baseline, 0.0)
+        else:
+            baseline, told = self.optimal(mean_of_others(batch), batch.action_mask, None)
         scorable = scorable_rows(batch)
         values = where_scorable(batch, less_baseline(batch.rewards, baseline))
         metrics = {
             **told,
+            **self.gate.metrics(),
             # With calibration none beta is infinite, which a log cannot hold.
             "beta": min(beta, float(self.betas[-1])),
             "active": float(active.double().mean()),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import check_state_keys, less_baseline, where_scorable, with_room
+from basis_rl.baselines.base import check_state_keys, less_baseline, mean_of_others, where_scorable, with_room
 from basis_rl.baselines.optimal import Target
 from basis_rl.baselines.reward_range import RangedBelief
 from basis_rl.functional import history as equations
@@ -77,12 +77,13 @@ class BasisHistory(RangedBelief):
             does not change.
         fixed_range: ``(low, high)`` of the rewards, for good. By default it is that of the table, or what the reward
             functions declare, or learnt, and rewards of earlier batches outside it widen it (`RewardRange`).
+        ev_gate: use b only while V explains rewards (`VarianceGate`), else the mean of the batch's other rollouts.
 
     Raises:
         ValueError: a parameter out of its range, or a table that cannot be read.
     """
 
-    kept = ("log_weights", "shift_mean", "shift_variance", "step", "range.ends", "optimal.moments")
+    kept = ("log_weights", "shift_mean", "shift_variance", "step", "range.ends", "optimal.moments", "gate.variances")
 
     def __init__(
         self,
@@ -98,6 +99,7 @@ class BasisHistory(RangedBelief):
         lcb: float = 0.0,
         target: Target = "optimal",
         fixed_range: Sequence[float] | None = None,
+        ev_gate: bool = False,
     ) -> None:
         bad_drift = drift != "auto" if isinstance(drift, str) else not drift >= 0
         bad_prior = not 0 < prior_variance <= 10_000
@@ -116,7 +118,7 @@ class BasisHistory(RangedBelief):
         self.prior = prior
         self.belief = belief
         self.lcb = lcb
-        self._set_target("basis_history", target)
+        self._set_target("basis_history", target, ev_gate=ev_gate)
         self.text_prior = TextPrior(prior_variance) if prior == "text" else None
         shares = _SHARES if prior == "text" else (0.0,)
         self.requires = frozenset({"prompt_texts"} if prior == "text" else ())
@@ -233,10 +235,10 @@ class BasisHistory(RangedBelief):
         return equations.expected_sigmoid(mean + shift, uncertainty).clamp(self.epsilon, 1 - self.epsilon)
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
-        if not self.range.known:
-            baseline, _ = self.optimal(self.range.until_known(batch), batch.action_mask, None)
+        if not (self.range.known and self.gate.is_open):
+            baseline, _ = self.optimal(mean_of_others(batch), batch.action_mask, None)
             values = where_scorable(batch, less_baseline(batch.rewards, baseline))
-            return Advantages(values=values, baseline=baseline, metrics=self.range.metrics())
+            return Advantages(values=values, baseline=baseline, metrics=self.range.metrics() | self.gate.metrics())
         rewards = self.range.scaled(batch.rewards)
         texts = _texts(batch)
         mean, variance, known = self._belief(batch.prompt_ids, texts)
@@ -256,6 +258,7 @@ class BasisHistory(RangedBelief):
             "told_by_texts": float(weights @ self.shares),
             **told,
             **self.range.metrics(),
+            **self.gate.metrics(),
         }
         return Advantages(values=result, baseline=baseline, metrics=metrics)
 
@@ -286,6 +289,7 @@ class BasisHistory(RangedBelief):
             predicted = self._values(batch.prompt_ids, rewards, mean, variance, likelihood)
             told = self._lowered(self.log_weights.exp() @ predicted, batch.prompt_ids)
             self.optimal.learn(told, batch.rewards, batch, self.reward_range)
+            self.gate.learn(told, batch.rewards, scored)
             residual = zeros.index_add(1, index, (rewards - values)[:, scored])
             count = zeros.index_add(1, index, torch.ones_like(values)[:, scored])
             # What the text tells learns from the same rewards, so only the rest of the variance is a prompt's own.

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from basis_rl.baselines.base import Baseline
+from basis_rl.baselines.gate import VarianceGate
 from basis_rl.functional.energy import align, unalign, weighted_moments, weighted_regression
 from basis_rl.registry import check_choice
 from basis_rl.types import RolloutBatch
@@ -158,9 +159,11 @@ class OptimalBaseline:
 class TargetedBaseline(Baseline):
     """A baseline that may aim at the least variance of the gradient instead of the value that it estimates."""
 
-    def _set_target(self, owner: str, target: Target, degree: int = 2) -> None:
-        """Build ``self.optimal``, and declare what it needs and gives."""
+    def _set_target(self, owner: str, target: Target, degree: int = 2, ev_gate: bool = False) -> None:
+        """Build ``self.optimal`` and ``self.gate``, and declare what they need and give."""
         self.target = target
+        self.ev_gate = ev_gate
+        self.gate = VarianceGate(ev_gate)
         self.optimal = OptimalBaseline(owner, target, degree)
         self.learns_from = frozenset({"gradient_energies"} if self.optimal.is_on else ())
         self.token_level = "always" if target == "optimal_token" else "never"

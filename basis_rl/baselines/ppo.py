@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from basis_rl.baselines.base import LearnedBaseline, Learning, TokenLevel, TokenLoss, scorable_rows
+from basis_rl.baselines.base import LearnedBaseline, Learning, TokenLevel, TokenLoss, mean_of_others, scorable_rows
+from basis_rl.baselines.gate import VarianceGate
 from basis_rl.functional.gae import clipped_value_loss, explained_variance, gae, length_adaptive_lam
 from basis_rl.functional.packing import Packing
 from basis_rl.types import Advantages, RolloutBatch
@@ -51,6 +53,8 @@ class Ppo(LearnedBaseline):
         critic_warmup_steps: generation batches from which only the critic learns.
         critic_freeze_attention: keep the value model's attention as it was loaded (`freeze_attention`).
         whiten_advantages: ``(A - mean) / (std + 1e-8)`` over the action tokens of the global batch.
+        ev_gate: use the critic only while it explains returns (`VarianceGate`), else the mean reward of the batch's
+            other rollouts as the value of every token, and lam = 1.
 
     Raises:
         ValueError: a parameter out of its range.
@@ -61,6 +65,7 @@ class Ppo(LearnedBaseline):
     uses_own_reward: bool = True
     reads_kl: bool = True
     token_level: TokenLevel = "always"
+    kept = ("gate.variances",)
     # The learning rate of a value model, if none is given.
     model_rate: float = 1e-5
 
@@ -77,6 +82,7 @@ class Ppo(LearnedBaseline):
         critic_warmup_steps: int = 0,
         critic_freeze_attention: bool = False,
         whiten_advantages: bool = True,
+        ev_gate: bool = False,
     ) -> None:
         own = type(self).__name__.lower()
         for name, value, least in (("gamma", gamma, 1e-9), ("lam", lam, 0.0), ("critic_lam", critic_lam, 0.0)):
@@ -105,6 +111,8 @@ class Ppo(LearnedBaseline):
         self.critic_warmup_steps = critic_warmup_steps
         self.critic_freeze_attention = critic_freeze_attention
         self.whiten_advantages = whiten_advantages
+        self.ev_gate = ev_gate
+        self.gate = VarianceGate(ev_gate)
         self.scales = whiten_advantages
         self.uses_own_reward = whiten_advantages
         self.reads_hidden_states = critic_model is None
@@ -166,15 +174,22 @@ class Ppo(LearnedBaseline):
         # The metrics compare with the whole return (lam = 1), whatever lam the policy's advantages have.
         whole = self.lam == 1 and self.lam_alpha is None
         returns = values + (estimate if whole else self._estimate(batch, 1.0)[1])
-        metrics: dict[str, float] = {}
+        metrics = self.gate.metrics()
         if bool(counts.any()):
-            metrics = {"value_mean": float(values[counts].mean()), "value_target_mean": float(returns[counts].mean())}
+            metrics |= {"value_mean": float(values[counts].mean()), "value_target_mean": float(returns[counts].mean())}
             explained = explained_variance(values, returns, counts)
             metrics |= {} if explained is None else {"explained_variance": explained}
-            if self.whiten_advantages:
-                found = estimate[counts]
-                estimate = torch.where(counts, (estimate - found.mean()) / (found.std(correction=0) + 1e-8), 0.0)
+        if not self.gate.is_open:
+            constant = mean_of_others(batch)[:, None].expand_as(values)
+            values, estimate, _ = self._estimate(replace(batch, values=constant), 1.0)
+        if self.whiten_advantages and bool(counts.any()):
+            found = estimate[counts]
+            estimate = torch.where(counts, (estimate - found.mean()) / (found.std(correction=0) + 1e-8), 0.0)
         return Advantages(values=estimate, baseline=values, metrics=metrics)
+
+    def update(self, batch: RolloutBatch) -> None:
+        values, estimate, counts = self._estimate(batch, 1.0)
+        self.gate.learn(values, values + estimate, counts)
 
     def loss(self, predicted: Tensor, batch: RolloutBatch) -> TokenLoss:
         values, estimate, counts = self._estimate(batch, self.critic_lam)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from basis_rl.baselines.optimal import Ends, TargetedBaseline
-from basis_rl.functional.segments import leave_one_out_mean
 from basis_rl.rewards.base import checked_range
-from basis_rl.types import RolloutBatch, RunContext
+from basis_rl.types import RunContext
 from basis_rl.values.table import ValueTable
 
 # Rewards are float32, and a range may be given in more digits.
@@ -93,12 +91,6 @@ class RewardRange:
     def metrics(self) -> dict[str, float]:
         low, high = self.span
         return {"range_known": float(self.known), "range_low": low, "range_high": high}
-
-    def until_known(self, batch: RolloutBatch) -> Tensor:
-        """``(N,)`` ``mean_{j != i} r_j`` over the batch, the baseline until a range is known; of a single rollout 0."""
-        rewards = batch.rewards.double()
-        others = leave_one_out_mean(rewards, torch.zeros(len(rewards), dtype=torch.long))
-        return torch.nan_to_num(others, nan=0.0)
 
 
 class RangedBelief(TargetedBaseline):

@@ -39,6 +39,7 @@ class Sao(Ppo):
         critic_warmup_steps: int = 10,
         critic_freeze_attention: bool = True,
         whiten_advantages: bool = True,
+        ev_gate: bool = False,
     ) -> None:
         super().__init__(
             gamma=gamma,
@@ -51,4 +52,5 @@ class Sao(Ppo):
             critic_warmup_steps=critic_warmup_steps,
             critic_freeze_attention=critic_freeze_attention,
             whiten_advantages=whiten_advantages,
+            ev_gate=ev_gate,
         )

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import less_baseline, scorable_rows, where_scorable
+from basis_rl.baselines.base import less_baseline, mean_of_others, scorable_rows, where_scorable
 from basis_rl.baselines.optimal import Target
 from basis_rl.baselines.reward_range import RangedBelief
 from basis_rl.types import Advantages, RolloutBatch
@@ -45,13 +45,13 @@ class Spo(RangedBelief):
         target: see `BasisHistory`. With another than ``value``, `normalize` divides by the deviation alone, since the
             mean would move b away from its target.
         accept_mismatch: see `Basis`.
-        fixed_range: see `BasisHistory`.
+        fixed_range, ev_gate: see `BasisHistory`.
 
     Raises:
         ValueError: a parameter out of its range, or a table that cannot be read.
     """
 
-    kept = ("trackers", "range.ends", "optimal.moments")
+    kept = ("trackers", "range.ends", "optimal.moments", "gate.variances")
 
     def __init__(
         self,
@@ -61,13 +61,14 @@ class Spo(RangedBelief):
         target: Target = "value",
         accept_mismatch: bool = False,
         fixed_range: Sequence[float] | None = None,
+        ev_gate: bool = False,
     ) -> None:
         if forgetting != "kl" if isinstance(forgetting, str) else not 0 < forgetting <= 1:
             raise ValueError(f"spo: forgetting must be a number in (0, 1] or 'kl', got {forgetting!r}.")
         super().__init__("spo", values, accept_mismatch, fixed_range)
         self.forgetting = forgetting
         self.normalize = normalize
-        self._set_target("spo", target)
+        self._set_target("spo", target, ev_gate=ev_gate)
         self.requires = frozenset({"log_probs"} if forgetting == "kl" else ())
         # The batch's mean and deviation contain the own reward.
         self.uses_own_reward = self.scales = normalize
@@ -94,7 +95,8 @@ class Spo(RangedBelief):
     def advantages(self, batch: RolloutBatch) -> Advantages:
         rewards = batch.rewards.double()
         scorable = scorable_rows(batch)
-        tracked = self.believed(batch.prompt_ids)[0] if self.range.known else self.range.until_known(batch)
+        believes = self.range.known and self.gate.is_open
+        tracked = self.believed(batch.prompt_ids)[0] if believes else mean_of_others(batch)
         away = (rewards - tracked)[scorable]
         baseline = tracked
         scale: Tensor | float = 1.0
@@ -104,11 +106,11 @@ class Spo(RangedBelief):
             scale = away.std() + 1e-8
         told: dict[str, float] = {}
         if self.optimal.is_on:
-            baseline, told = self.optimal(tracked, batch.action_mask, self.range.known_ends)
+            baseline, told = self.optimal(tracked, batch.action_mask, self.range.known_ends if believes else None)
         values = where_scorable(batch, less_baseline(batch.rewards, baseline) / scale)
         known = [name in self.trackers for name in batch.prompt_ids]
         metrics = {"tracked": float(tracked.mean()), "known": sum(known) / max(1, len(known)), **told}
-        metrics |= self.range.metrics()
+        metrics |= self.range.metrics() | self.gate.metrics()
         return Advantages(values=values, baseline=baseline, metrics=metrics)
 
     def update(self, batch: RolloutBatch) -> None:
@@ -117,7 +119,9 @@ class Spo(RangedBelief):
         if not self.range.known:
             return
         rewards = self.range.scaled(batch.rewards)
-        self.optimal.learn(self.believed(batch.prompt_ids)[0], batch.rewards, batch, self.reward_range)
+        value = self.believed(batch.prompt_ids)[0]
+        self.optimal.learn(value, batch.rewards, batch, self.reward_range)
+        self.gate.learn(value, batch.rewards, ~batch.rewards.isnan())
         rows: dict[str, list[int]] = {}
         # Not only scorable rows: the reward of a rollout whose tokens are masked (`mask_truncated_completions`) counts.
         for row in (~batch.rewards.isnan()).nonzero().flatten().tolist():

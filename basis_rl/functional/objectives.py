@@ -13,6 +13,10 @@ AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
 Estimator = Literal["k1", "k2", "k3"]
 ESTIMATORS: tuple[str, ...] = get_args(Estimator)
 
+# Modes of the rollout correction beside TRL's, and the one in which the engine's policy is the old one.
+REJECTIONS = ("seq_mean_k1", "seq_mean_k3", "seq_mask_tis")
+BYPASS = "bypass"
+
 # How TRL aggregates the loss of each of its loss types.
 OF_LOSS_TYPE: dict[str, Aggregation] = {
     "grpo": "rollout_mean",
@@ -94,14 +98,20 @@ def importance_weights(
 ) -> Tensor:
     """``w = pi(y) / pi_rollout(y)``, bounded: ``(B, T)`` of each token, or ``(B, 1)`` of each rollout's product.
 
-    The weights of rollouts that another policy, or another engine, has sampled.
+    The weights of rollouts that another policy, or another engine, has sampled. Some modes reject rollouts by a mean
+    over their tokens, which does not depend on their length as the product does. With ``d_t = log w_t``::
+
+        seq_mean_k1     1 where exp(mean_t d_t), the geometric mean, is within the bounds, else 0 (verl's rollout_rs)
+        seq_mean_k3     1 where mean_t (exp(d_t) - 1 - d_t) is, else 0: the k3 estimate of KL(pi_rollout || pi)
+        seq_mask_tis    as seq_mean_k1, with w_t in the place of 1 (OpenRLHF, NeMo-RL)
+        bypass          1: nothing lies between the policy of the ratios and the engine
 
     Args:
         log_probs: ``(B, T)`` of the trained policy.
         sampled: ``(B, T)`` of the engine that sampled; NaN (unknown) counts as equal to `log_probs`.
         mask: ``(B, T)``, 1 on action tokens.
-        mode: ``token_`` or ``sequence_``, then ``truncate`` (weights are clamped into the bounds) or ``mask`` (weights
-            outside of them are 0), as TRL's ``vllm_importance_sampling_mode``.
+        mode: one of these, or ``token_`` or ``sequence_``, then ``truncate`` (weights are clamped into the bounds) or
+            ``mask`` (weights outside of them are 0), as TRL's ``vllm_importance_sampling_mode``.
         lowest: bound from below; None is none.
         highest: bound from above.
     """
@@ -111,6 +121,15 @@ def importance_weights(
     weights = difference.exp()
     low = -math.inf if lowest is None else lowest
     high = math.inf if highest is None else highest
+    if mode == BYPASS:
+        return torch.ones_like(weights[:, :1])
+    if mode in REJECTIONS:
+        per_token = weights - 1 - difference if mode == "seq_mean_k3" else difference
+        known = (mask.bool() & ~sampled.isnan()).sum(dim=-1, keepdim=True)
+        mean = per_token.sum(dim=-1, keepdim=True) / known.clamp(min=1)
+        bounded = mean if mode == "seq_mean_k3" else mean.exp()
+        kept = weights if mode == "seq_mask_tis" else torch.ones_like(mean)
+        return torch.where((bounded >= low) & (bounded <= high), kept, 0.0)
     if mode.endswith("_truncate"):
         return weights.clamp(low, high)
     return torch.where((weights < low) | (weights > high), 0.0, weights)

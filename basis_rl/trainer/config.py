@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 from trl import GRPOConfig
 
 from basis_rl.engine.client import server_urls
-from basis_rl.functional.objectives import ESTIMATORS
+from basis_rl.functional.objectives import BYPASS, ESTIMATORS, REJECTIONS
 from basis_rl.functional.pacing import most_batches_ahead
 from basis_rl.names import option, refuse_unknown, require_extra
 from basis_rl.objectives import AnyObjective, Objective, TrlObjective, build_objective, objective_name
@@ -23,6 +23,7 @@ from basis_rl.run.redact import public_path, redact
 from basis_rl.run.run_lock import break_abandoned_locks
 
 CISPO_BOUND = 5.0
+_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask", *REJECTIONS, BYPASS)
 
 
 class _One(int):
@@ -91,6 +92,13 @@ class BasisConfig(GRPOConfig):
     vllm_request_timeout: float = option(1800.0, "The seconds that one request to the vLLM server may take.")
     vllm_recovery_timeout: float = option(
         600.0, "The seconds to wait for a vLLM server that failed, before training stops."
+    )
+    vllm_importance_sampling_mode: str = option(
+        "sequence_mask",
+        "How rollouts are weighed by the ratio of the policy to the engine that sampled them. TRL's token_truncate, "
+        "token_mask, sequence_truncate, sequence_mask bound the ratio of each token or of the rollout; seq_mean_k1, "
+        "seq_mean_k3, seq_mask_tis reject rollouts by the mean of a statistic; bypass takes the engine's "
+        "probabilities for those of the old policy, so there are no weights and no scoring pass.",
     )
     rollouts: str = option(
         "sync",
@@ -221,6 +229,10 @@ class BasisConfig(GRPOConfig):
             raise ValueError(f"rollouts must be 'sync' or 'stream', got '{self.rollouts}'.")
         if self.packing not in ("auto", "none"):
             raise ValueError(f"packing must be 'auto' or 'none', got '{self.packing}'.")
+        if self.vllm_importance_sampling_mode not in _MODES:
+            known = ", ".join(_MODES)
+            given = self.vllm_importance_sampling_mode
+            raise ValueError(f"vllm_importance_sampling_mode must be one of {known}, got '{given}'.")
         if self.vllm_weight_sync not in ("auto", "nccl", "folder"):
             raise ValueError(f"vllm_weight_sync must be 'auto', 'nccl' or 'folder', got '{self.vllm_weight_sync}'.")
         if self.vllm_lora_sync not in ("merged", "adapter"):

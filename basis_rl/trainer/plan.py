@@ -34,8 +34,16 @@ from basis_rl.data.prompts import IMAGES, TAKEN, seed_rows
 from basis_rl.engine import Sampling
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.environments import Episode, play, reset_columns
+from basis_rl.functional.objectives import BYPASS
 from basis_rl.names import Mistakes, kind_of
-from basis_rl.objectives import OBJECTIVES, AnyObjective, TrlObjective, for_token_advantages, objective_name
+from basis_rl.objectives import (
+    OBJECTIVES,
+    AnyObjective,
+    Objective,
+    TrlObjective,
+    for_token_advantages,
+    objective_name,
+)
 from basis_rl.registry import build
 from basis_rl.rewards.base import check_reward_columns, declared_range, read_columns
 from basis_rl.rewards.call import try_reward
@@ -413,6 +421,30 @@ def check_baseline_needs(plan: Plan) -> None:
         )
 
 
+def check_bypass(plan: Plan) -> None:
+    """With ``vllm_importance_sampling_mode: bypass`` there is an engine's policy, and nothing asks for the old one."""
+    args = plan.args
+    objective = plan.objective
+    if args.vllm_importance_sampling_mode != BYPASS:
+        return
+    if not (args.use_vllm and args.vllm_importance_sampling_correction):
+        raise ValueError(
+            "vllm_importance_sampling_mode: bypass takes the log-probabilities of the engine that samples, which only "
+            "vLLM tells: it needs use_vllm and vllm_importance_sampling_correction. Set both, or leave the mode out."
+        )
+    without_ratio = isinstance(objective, Objective) and objective.on_policy
+    asking = {
+        f"baseline '{baseline_name(plan.baseline)}'": {"log_probs", "rollout_weights"} & plan.baseline.requires,
+        "kl_placement: reward": args.beta != 0 and args.kl_placement == "reward",
+        f"objective '{objective_name(objective)}', which has no ratio": without_ratio,
+    }
+    if found := [name for name, asks in asking.items() if asks]:
+        raise ValueError(
+            "vllm_importance_sampling_mode: bypass leaves out the old policy's log-probabilities and all weights, so "
+            f"it does not work with {', '.join(found)}. Leave the mode out, or change that."
+        )
+
+
 def check_greedy(plan: Plan) -> None:
     """The trainer can generate a greedy rollout, if the baseline compares with one."""
     own = _given(plan, "environment_factory", "rollout_func")
@@ -520,6 +552,7 @@ OF_SETTINGS: tuple[Check, ...] = (
     check_baseline_needs,
     check_greedy,
     objective_for_tokens,
+    check_bypass,
     lambda plan: check_token_budget(plan.args, plan.objective),
     check_sampler_needs,
 )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.functional.energy import logit_gradient_energy
-from basis_rl.functional.objectives import importance_weights
+from basis_rl.functional.objectives import BYPASS, importance_weights
 from basis_rl.functional.passk import pass_at_k
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.packing import Scorer
@@ -231,11 +231,19 @@ def rollout_mismatch(accelerator: Accelerator, output: Output) -> dict[str, floa
     return found
 
 
+def correction_weights(args: BasisConfig, inputs: Output, log_probs: Tensor) -> Tensor:
+    """`importance_weights`, ``(B, T)`` or ``(B, 1)``, by the settings; `log_probs` are the policy's."""
+    mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+    bounds = (args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max)
+    mode = args.vllm_importance_sampling_mode
+    return importance_weights(log_probs, inputs["sampling_per_token_logps"], mask, mode, *bounds)
+
+
 class RolloutCorrection:
-    """The correction of vLLM's rollouts where the loss's own pass gives the old log-probabilities.
+    """The correction of vLLM's rollouts where the loss's own pass gives the log-probabilities that it needs.
 
     Where a generation batch serves one optimizer step only, the policy that the loss scores is the one that sampled,
-    and TRL's separate scoring pass would compute the same once more.
+    and TRL's separate scoring pass would compute the same once more. With ``bypass`` no such policy is asked.
 
     Args:
         args: the correction's settings.
@@ -243,38 +251,36 @@ class RolloutCorrection:
 
     def __init__(self, args: BasisConfig) -> None:
         self.args = args
-        self._seen: list[Output] = []
 
-    def add(self, inputs: Sequence[Output], log_probs: Tensor, count: int) -> Output | None:
-        """Put the weights of a micro-batch where the loss looks for them.
+    def add(self, inputs: Sequence[Output], log_probs: Tensor, batch: Sequence[Output]) -> Output | None:
+        """Put a micro-batch's weights, and with ``bypass`` its old log-probabilities, where the loss looks for them.
 
         Args:
             inputs: the micro-batch, and the copy of it that TRL's loss reads, if that is another one.
             log_probs: ``(B, T)`` of the loss's pass.
-            count: micro-batches of the generation batch.
+            batch: the micro-batches of the generation batch.
 
         Returns:
             At the last micro-batch of a generation batch, that batch as if it had been scored before; else None.
         """
         first = inputs[0]
         # A micro-batch that comes again (num_iterations) counts once.
-        is_new = "importance_sampling_ratio" not in first
-        mask = first["completion_mask"] * first.get("tool_mask", 1)
-        bounds = (self.args.vllm_importance_sampling_clip_min, self.args.vllm_importance_sampling_clip_max)
-        mode = self.args.vllm_importance_sampling_mode
+        is_new = "scored_logps" not in first
         scored = log_probs.detach()
-        weights = importance_weights(scored, first["sampling_per_token_logps"], mask, mode, *bounds)
+        weights = correction_weights(self.args, first, scored)
         for each in inputs:
             each["importance_sampling_ratio"] = weights
         if is_new:
-            self._seen.append({**first, "old_per_token_logps": scored})
-        if len(self._seen) < count:
+            first["scored_logps"] = scored
+            if self.args.vllm_importance_sampling_mode == BYPASS:
+                sampled = first["sampling_per_token_logps"]
+                first["old_per_token_logps"] = torch.where(sampled.isnan(), scored, sampled)
+        if not is_new or any("scored_logps" not in each for each in batch):
             return None
-        names = {"completion_ids", "completion_mask", "tool_mask", "sampling_per_token_logps", "old_per_token_logps"}
-        names = (names | {"importance_sampling_ratio"}) & set(first | {"old_per_token_logps": None})
-        whole = {name: torch.cat([each[name][: each.get("real_rows")] for each in self._seen]) for name in names}
-        self._seen = []
-        return whole
+        names = {"completion_ids", "completion_mask", "tool_mask", "sampling_per_token_logps", "scored_logps"}
+        names = (names | {"importance_sampling_ratio"}) & set(first)
+        whole = {name: torch.cat([each[name][: each.get("real_rows")] for each in batch]) for name in names}
+        return {**whole, "old_per_token_logps": whole["scored_logps"]}
 
 
 def correction_metrics(accelerator: Accelerator, output: Output) -> dict[str, float]:

@@ -45,7 +45,7 @@ from basis_rl.engine.local import StopStrings, declared_ends, generating_by
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
 from basis_rl.functional.gae import at_turn_ends
-from basis_rl.functional.objectives import kl_estimate
+from basis_rl.functional.objectives import BYPASS, REJECTIONS, kl_estimate
 from basis_rl.identity import played_id, row_id
 from basis_rl.names import refuse_unknown, require_extra
 from basis_rl.objectives import AnyObjective, LossInputs, objective_name
@@ -349,9 +349,11 @@ class BasisTrainer(GRPOTrainer):
         """Whether vLLM's correction can use the log-probabilities of the loss's own pass, and nothing else needs a pass
         before.
 
-        The policy that the loss scores must be the one that sampled, to the bit.
+        The policy that the loss scores must be the one that sampled, to the bit, unless the correction reads no policy.
         """
         args = self.args
+        if args.vllm_importance_sampling_mode == BYPASS:
+            return True
         corrected = self.use_vllm and args.vllm_importance_sampling_correction
         # A generation batch that outlasts an optimizer step would be scored by a policy that did not sample it.
         aligned = args.gradient_accumulation_steps % self._generate_every == 0
@@ -474,17 +476,28 @@ class BasisTrainer(GRPOTrainer):
             if self._resampling is not None:
                 # TRL does not hand the rows on to `_generate`, which resamples.
                 self._resampling.inputs = inputs
+        mode = self.args.vllm_importance_sampling_mode
+        is_ours = mode in (*REJECTIONS, BYPASS)
         with ExitStack() as recordings:
+            if is_ours:
+                # TRL knows its own modes only.
+                recordings.enter_context(attributes(self, vllm_importance_sampling_mode="sequence_mask"))
             for each in self._scoring if training else []:
                 recordings.enter_context(each.recording())
             if training and self._correction is not None:
                 # Without its own correction TRL makes no scoring pass; the loss's pass takes its place
                 # (`RolloutCorrection`).
                 recordings.enter_context(attributes(self, vllm_importance_sampling_correction=False))
+                if mode == BYPASS:
+                    # It would still make one where a generation batch outlasts an optimizer step.
+                    recordings.enter_context(attributes(self.args, gradient_accumulation_steps=self._generate_every))
             if training and self._streamed is not None:
                 # The conversations had environments of their own.
                 recordings.enter_context(attributes(self, environment_factories=None))
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if is_ours and "importance_sampling_ratio" in output:
+            weights = scoring.correction_weights(self.args, output, output["old_per_token_logps"])
+            output["importance_sampling_ratio"] = weights
         if not training:
             # There is nothing to learn in an evaluation, and a value table need not know its prompts.
             self._eval_scores.add(gather_object(self._ids(inputs)), self._total(), self.num_generations_eval)
@@ -748,7 +761,7 @@ class BasisTrainer(GRPOTrainer):
         if self._scored is not None:
             self._scored.append(result[:2])
         if self._correction is not None and self._in_loss is not None:
-            whole = self._correction.add(self._in_loss, result[0], len(parts_of(self._buffered_inputs)))
+            whole = self._correction.add(self._in_loss, result[0], parts_of(self._buffered_inputs))
             if whole is not None:
                 self._log_mismatch(whole)
         return result

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from contextlib import suppress
 from dataclasses import replace
 
@@ -533,3 +534,38 @@ def test_weights_are_bounded_ratios(mode, bounds):
             inside = lowest <= ratio <= highest
             expected = ratio if inside else min(max(ratio, lowest), highest) if "truncate" in mode else 0.0
             assert float(found[row, t]) == pytest.approx(expected, rel=1e-5)
+
+
+REJECTED = [(mode, given) for mode in ("seq_mean_k1", "seq_mask_tis") for given in ((None, 1.02), (0.97, 1.05))]
+REJECTED += [("seq_mean_k3", (None, 0.04)), ("seq_mean_k3", (0.01, 0.04))]
+
+
+@pytest.mark.parametrize(("mode", "bounds"), REJECTED)
+def test_rollouts_are_rejected_by_the_mean_of_a_statistic(mode, bounds):
+    generator = torch.Generator().manual_seed(0)
+    log_probs = -torch.rand(40, 7, generator=generator).double()
+    sampled = log_probs + 0.3 * torch.randn(40, 7, generator=generator).double()
+    sampled[1, 2] = sampled[3] = float("nan")
+    mask = (torch.rand(40, 7, generator=generator) < 0.7).long()
+    mask[5] = 0
+    found = importance_weights(log_probs, sampled, mask, mode, *bounds).expand(40, 7)
+    lowest, highest = bounds[0] or 0.0, bounds[1] or float("inf")
+    kept = 0
+    for row in range(40):
+        ratios = {t: math.exp(log_probs[row, t] - sampled[row, t]) for t in range(7) if mask[row, t]}
+        ratios = {t: ratio for t, ratio in ratios.items() if not math.isnan(ratio)}
+        values = [ratio - 1 - math.log(ratio) for ratio in ratios.values()]
+        statistic = sum(values) / max(1, len(values))
+        if mode != "seq_mean_k3":
+            statistic = math.prod(ratios.values()) ** (1 / max(1, len(ratios)))
+        inside = lowest <= statistic <= highest
+        kept += inside
+        for t in range(7):
+            expected = ratios.get(t, 1.0) if mode == "seq_mask_tis" else 1.0
+            assert float(found[row, t]) == pytest.approx(expected * inside)
+    assert 5 < kept < 35
+
+
+def test_the_engine_as_the_old_policy_leaves_no_weights():
+    log_probs, sampled, mask = torch.zeros(2, 3), torch.ones(2, 3), torch.ones(2, 3)
+    assert importance_weights(log_probs, sampled, mask, "bypass", 2.0, 3.0).tolist() == [[1.0]] * 2

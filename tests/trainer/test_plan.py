@@ -16,7 +16,7 @@ from trl import GRPOConfig
 
 import basis_rl
 from basis_rl import Baseline
-from basis_rl.baselines import BASELINES, Rloo, build_baseline
+from basis_rl.baselines import BASELINES, Rloo, Spo, build_baseline
 from basis_rl.conformance.baselines import example_batch
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.base import required_columns
@@ -68,6 +68,7 @@ class NeedsMore(Rloo):
 
 
 SERVED = {"use_vllm": True, "vllm_mode": "server"}
+BYPASS = {**SERVED, "vllm_importance_sampling_mode": "bypass"}
 WEIGHTED = build_baseline("otb", max_rollout_weight=2.0)
 TABLE = build_baseline("basis", values=table_for(sums()))
 # The mistakes of a recipe are in tests/cli/test_same_words.py.
@@ -95,6 +96,23 @@ CASES = {
     "rollout weights without their correction": (
         {"baseline": WEIGHTED, **SERVED, "vllm_importance_sampling_correction": False},
         "'otb' requires the weights of the rollout correction .* with use_vllm",
+    ),
+    "the engine as the old policy without an engine": (
+        {"vllm_importance_sampling_mode": "bypass"},
+        "bypass takes the log-probabilities of the engine .* needs use_vllm",
+    ),
+    "the engine as the old policy without a ratio": (
+        {**BYPASS, "objective": "gpg"},
+        "does not work with objective 'gpg', which has no ratio",
+    ),
+    "the engine as the old policy beside weights": ({**BYPASS, "baseline": WEIGHTED}, "not work with baseline 'otb'"),
+    "the engine as the old policy beside its distance": (
+        {**BYPASS, "baseline": Spo(forgetting="kl"), "num_generations": 1},
+        "does not work with baseline 'spo'",
+    ),
+    "the engine as the old policy beside KL in the reward": (
+        {**BYPASS, "baseline": "reinforce_pp", "beta": 0.1, "kl_placement": "reward"},
+        "does not work with kl_placement: reward",
     ),
     "too many difficulties": (
         {"difficulty_column": "solution", "dataset": sums(30)},
@@ -152,6 +170,7 @@ def test_a_table_must_know_every_prompt_and_fit_the_run(tmp_path, tiny_path):
         ({"kl_placement": "prior"}, "kl_placement must be 'loss' or 'reward'"),
         ({"kl_estimator": "k4"}, "kl_estimator must be one of k1, k2, k3"),
         ({"kl_estimator": "k1"}, "no pull towards the reference"),
+        ({"vllm_importance_sampling_mode": "seq_mean"}, "seq_mean_k1, .* got 'seq_mean'"),
         ({"rollouts": "ahead"}, "rollouts must be 'sync' or 'stream', got 'ahead'"),
         ({"max_staleness": -1}, "max_staleness must be at least 0, got -1"),
         ({"rollout_timeout": 0.0}, "rollout_timeout must be above 0 seconds, got 0"),

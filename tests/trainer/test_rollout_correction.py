@@ -20,9 +20,11 @@ ALIGNED = {"gradient_accumulation_steps": 2, "steps_per_generation": 2}
 class Canned(BasisTrainer):
     """Has rollouts and their log-probabilities in vLLM's place, and counts the calls of the policy in training."""
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args, mode=None, **kwargs):
         super().__init__(*args, **kwargs)
         self.use_vllm = True
+        # Refused where the settings name no vLLM.
+        self.args.vllm_importance_sampling_mode = mode or self.args.vllm_importance_sampling_mode
         self.vllm_generation = SimpleNamespace(sync_error=0.0, held=lambda *given: nullcontext())
         self._correction = RolloutCorrection(self.args) if self._loss_scores_rollouts() else None
         self.calls = 0
@@ -63,6 +65,7 @@ def logged(trained):
 COMPARED = ("loss", "grad_norm", "entropy", "reward", "sampling/", "rollout/")
 CASES = [(objective, mode) for objective in ("dapo", "gpg") for mode in MODES]
 CASES += [("vespo", mode) for mode in MODES if mode.startswith("token")]
+CASES += [("dapo", "seq_mean_k1"), ("gpg", "seq_mask_tis")]
 
 
 @pytest.mark.parametrize(("objective", "mode"), CASES)
@@ -79,11 +82,12 @@ def test_without_a_scoring_pass_all_is_as_with_it(objective, mode, tmp_path):
         assert {"sampling/importance_sampling_ratio/mean", "rollout/kl", "rollout/masked"} <= set(names)
         for name in names:
             assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), name
+        assert 0 < expected["rollout/masked"] < 1 or not mode.startswith("seq_")
         assert expected["sampling/importance_sampling_ratio/min"] < expected["sampling/importance_sampling_ratio/max"]
     assert len(padded.trl_own) == 3
     for found, expected in padded.trl_own:
         assert len(found) == 5
-        assert found == pytest.approx(expected, rel=1e-5), "as TRL's"
+        assert mode.startswith("seq_") or found == pytest.approx(expected, rel=1e-5), "as TRL's"
     weights = [torch.cat([p.detach().flatten() for p in trained.model.parameters()]) for trained in (packed, padded)]
     torch.testing.assert_close(*weights, rtol=0, atol=1e-4)
 
@@ -171,3 +175,103 @@ def test_an_engine_of_other_probabilities_is_shown_and_warned_of_once(packing, b
         assert without == {name for name in names if rows[0][name] is None}
         return
     assert all({1.0: 0.5 < mean < 2, "above 2": mean > 2, "below 0.5": mean < 0.5}[shown] for mean in means)
+
+
+class Bypassing(Canned):
+    """The engine's policy is the old one. Of each micro-batch log-probabilities, gradient and inputs are kept."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, mode="bypass", **kwargs)
+        self.found = []
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self.log_probs = result[0]
+        return result
+
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        if self.model.training:
+            (gradient,) = torch.autograd.grad(loss, self.log_probs, retain_graph=True)
+            self.found.append((self.log_probs.detach().double(), gradient.double(), inputs))
+        return loss
+
+
+def expected_gradient(objective, log_probs, old, inputs, trained):
+    """By a loop over tokens: rollouts' means for ``grpo``, rollouts' ratios for ``gspo``, a band for ``dis``."""
+    mask = inputs["completion_mask"].bool().tolist()
+    found = torch.zeros_like(log_probs)
+    steps = trained.current_gradient_accumulation_steps
+    tokens = int(inputs["num_items_in_batch"]) * steps / trained.args.steps_per_generation
+    for row, advantage in enumerate(inputs["advantages"].tolist()):
+        places = [t for t in range(len(mask[row])) if mask[row][t]]
+        logs = {t: float(log_probs[row, t] - old[row, t]) for t in places}
+        mean = sum(logs.values()) / max(1, len(logs))
+        for t in places:
+            ratio = math.exp(mean if objective.startswith("gspo") else logs[t])
+            clipped = ratio > 1.2 if advantage > 0 else ratio < 0.8
+            if objective == "dis":
+                clipped = not 0.8 <= ratio <= 1.2
+            count = tokens if objective == "dis" else len(places) * len(mask) * steps
+            found[row, t] = 0.0 if clipped else -ratio * advantage / count
+    return found
+
+
+@pytest.mark.parametrize("objective", ["grpo", "gspo", "gspo_token", "dis"])
+@pytest.mark.parametrize(("accumulated", "passes"), [(2, 1), (1, 1), (2, 2)])
+def test_the_engines_policy_is_the_old_one_and_nothing_is_scored_before_the_loss(
+    objective, accumulated, passes, tmp_path
+):
+    settings = {"objective": objective, "gradient_accumulation_steps": accumulated, "num_iterations": passes}
+    settings |= {"max_steps": 4 * passes // accumulated, "learning_rate": 1e-2, "packing": "none"}
+    trained = tiny_trainer(tmp_path, "grpo", Bypassing, **{**ALIGNED, **settings})
+    trained.train()
+    assert trained.calls == len(trained.found) == 4 * passes
+    first: dict[int, torch.Tensor] = {}
+    clipped = 0
+    for log_probs, gradient, inputs in trained.found:
+        sampled = inputs["sampling_per_token_logps"].double()
+        mask = inputs["completion_mask"].bool()
+        # What the engine does not tell has the probability of its first loss.
+        known = first.setdefault(id(inputs), torch.where(sampled.isnan(), log_probs, sampled))
+        expected = expected_gradient(objective, log_probs, known, inputs, trained)
+        torch.testing.assert_close(gradient * mask, expected, rtol=1e-4, atol=1e-7)
+        learns = (inputs["advantages"] != 0)[:, None] & mask
+        clipped += int((learns & (expected == 0)).sum())
+        assert bool(expected.any()) or not learns.any()
+        assert inputs["importance_sampling_ratio"].tolist() == [[1.0]] * len(mask)
+    assert clipped > 0
+    rows = logged(trained)
+    batches = [row for row in rows if "rollout/kl" in row]
+    assert len(batches) == 2
+    assert all(row["rollout/kl"] > 0.01 and 0 < row["rollout/ess"] < 1 for row in batches)
+    assert all(row["sampling/importance_sampling_ratio/max"] == 1.0 for row in batches)
+
+
+def test_a_baseline_of_energies_still_has_its_pass(tmp_path):
+    trained = tiny_trainer(tmp_path, "otb", Bypassing, packing="none", max_steps=2, **ALIGNED)
+    trained.train()
+    assert len(trained.found) == 4
+    assert trained.calls == 4 + 4
+
+
+def test_a_run_that_is_resumed_within_a_generation_batch_goes_on_as_it_was(tmp_path):
+    settings = {**ALIGNED, "gradient_accumulation_steps": 1, "max_steps": 4, "save_steps": 1, "save_strategy": "steps"}
+    settings |= {"learning_rate": 1e-2, "packing": "auto"}
+    whole = tiny_trainer(tmp_path, "grpo", Bypassing, **settings)
+    whole.train()
+    again = tiny_trainer(tmp_path, "grpo", Bypassing, **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    for found, expected in zip(logged(again), logged(whole), strict=True):
+        assert {key: found[key] for key in found if key.startswith(COMPARED)} == {
+            key: expected[key] for key in expected if key.startswith(COMPARED)
+        }
+    for found, expected in zip(again.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_an_evaluation_needs_no_engine_of_another_policy(tmp_path):
+    evaluating = {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": sums(4)}
+    trained = tiny_trainer(tmp_path, "grpo", Bypassing, max_steps=1, **ALIGNED, **evaluating)
+    trained.train()
+    assert [math.isfinite(row["eval_loss"]) for row in trained.state.log_history if "eval_loss" in row] == [True]

@@ -42,6 +42,9 @@ def test_output_keys():
     for key in ('"advantages": advantages', '"completion_mask": completion_mask', 'output["tool_mask"] = tool_mask'):
         assert key in text
     assert 'self._logs["advantages"].extend' in text
+    assert "self.args.gradient_accumulation_steps % generate_every != 0 or (" in text
+    assert text.count("self.args.gradient_accumulation_steps") == 1
+    assert "Unknown vLLM importance sampling level: {self.vllm_importance_sampling_mode}" in text
 
 
 def test_rollouts_are_cut_at_known_end_tokens():
