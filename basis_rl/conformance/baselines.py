@@ -17,7 +17,16 @@ import torch
 from torch import Tensor
 
 from basis_rl.baselines.base import Baseline, LearnedBaseline, TokenLevel
-from basis_rl.conformance.promises import PromiseError, builder, check_promises, close, require, require_restored, saved
+from basis_rl.conformance.promises import (
+    PromiseError,
+    builder,
+    check_promises,
+    close,
+    require,
+    require_restored,
+    saved,
+    text_of,
+)
 from basis_rl.names import kind_of
 from basis_rl.samplers import ValueBelief
 from basis_rl.types import OF_UPDATE, SIGNALS, Advantages, RolloutBatch
@@ -122,6 +131,25 @@ def check_baseline(make: Any, prompt_ids: list[str] | None = None) -> list[str]:
     ids = ids if len(ids) >= 4 else [f"prompt-{i}" for i in range(8)]
     cases = {words: functools.partial(_Promises, build, built, ids, *case) for words, case in _CASES.items()}
     return check_promises(BaselineError, type(built).__name__, _Promises, cases)
+
+
+def try_ragged(baseline: Baseline, prompt_ids: list[str]) -> None:
+    """Give a copy of the baseline groups of unequal size, of prompts that it knows.
+
+    Raises:
+        PromiseError: it raises an exception, or what a rollout gets depends on where its group stands.
+    """
+    batch = example_batch(baseline, prompt_ids, unscored=False)
+    order = torch.randperm(len(batch.rewards), generator=torch.Generator().manual_seed(1))
+    tried = copy.deepcopy(baseline)
+    try:
+        straight, shuffled = (_advantages(tried, each) for each in (batch, batch.take(order)))
+        same = _same(_of_rows(straight, order), shuffled)
+    except PromiseError:
+        raise
+    except Exception as error:
+        raise PromiseError(f"raises {text_of(error)} for such groups") from error
+    require(same, "does not tell them apart by `group_ids`: what a rollout gets depends on where it stands")
 
 
 def _known_prompts(built: Baseline) -> list[str]:
