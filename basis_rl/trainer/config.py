@@ -257,6 +257,12 @@ class BasisConfig(GRPOConfig):
         }
 
     @property
+    def group_size(self) -> str:
+        """Rollouts of a prompt in words: ``8``, or ``8 (at most 24)``."""
+        most = "" if self.max_generations is None else f" (at most {self.max_generations})"
+        return f"{self.num_generations}{most}"
+
+    @property
     def several_servers(self) -> bool:
         """Whether rollouts are drawn by more than one vLLM server."""
         return self.vllm_server_base_url is not None and len(server_urls(self.vllm_server_base_url)) > 1

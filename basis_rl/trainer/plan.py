@@ -30,7 +30,6 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 
 from basis_rl.baselines import BASELINES, Baseline, DrGrpo, Gdpo, Grpo, LearnedBaseline, NoBaseline, baseline_name
 from basis_rl.conformance.baselines import try_ragged
-from basis_rl.conformance.promises import PromiseError
 from basis_rl.data import problem_text
 from basis_rl.data.prompts import IMAGES, TAKEN, seed_rows
 from basis_rl.engine import Sampling
@@ -782,10 +781,8 @@ def check_repeats(plan: Plan) -> None:
         "problem, such as a `seed`, from the row, or"
     )
     if plan.draws_prompts:
-        drawing = (
-            "max_generations" if plan.sampler.in_dataset_order else f"prompt_sampler '{sampler_name(plan.sampler)}'"
-        )
-        raise ValueError(f"{why} leave out {drawing}, which draws rows again.")
+        drawing = f"prompt_sampler '{sampler_name(plan.sampler)}' and max_generations"
+        raise ValueError(f"{why} leave out {drawing}, which draw rows again.")
     if plan.args.num_generations > 1:
         _logger.warning("%s the rollouts of a group are of different problems.", why)
 
@@ -915,32 +912,25 @@ def check_adapter(plan: Plan, config: Any) -> None:
 
 
 def validate_baseline(plan: Plan, config: Any) -> None:
-    """The baseline accepts the run: a value table is of these prompts, this model and this reward."""
+    """The baseline accepts the run: a value table is of these prompts, this model and this reward. It is given groups
+    of unequal size, if there will be some."""
     if validates(plan.baseline):
         plan.baseline.validate(run_context(plan, config))
-
-
-def check_ragged(plan: Plan, config: Any) -> None:
-    """The baseline takes groups of unequal size, if there will be some: it is given them."""
     if plan.args.max_generations is None:
         return
     ids = prompt_ids_of(plan.train_dataset, plan.reads) or []
     try:
         try_ragged(plan.baseline, ids[:_TRIED])
-    except PromiseError as error:
+    # The baseline may be anybody's.
+    except Exception as error:
         raise ValueError(
-            f"max_generations gives prompts unequal numbers of rollouts, and baseline '{baseline_name(plan.baseline)}' "
-            f"{error}. Leave max_generations out, or take another baseline: rloo, basis_history."
+            "max_generations gives prompts unequal numbers of rollouts, and baseline "
+            f"'{baseline_name(plan.baseline)}' does not take them ({type(error).__name__}: {error}). Leave max_generations out, or take another baseline: "
+            "rloo, basis_history."
         ) from error
 
 
-WITH_MODEL: tuple[Callable[[Plan, Any], None], ...] = (
-    check_templates,
-    check_context,
-    check_adapter,
-    validate_baseline,
-    check_ragged,
-)
+WITH_MODEL: tuple[Callable[[Plan, Any], None], ...] = (check_templates, check_context, check_adapter, validate_baseline)
 
 
 def validates(baseline: Baseline) -> bool:
