@@ -925,8 +925,8 @@ def validate_baseline(plan: Plan, config: Any) -> None:
     except Exception as error:
         raise ValueError(
             "max_generations gives prompts unequal numbers of rollouts, and baseline "
-            f"'{baseline_name(plan.baseline)}' does not take them ({type(error).__name__}: {error}). Leave max_generations out, or take another baseline: "
-            "rloo, basis_history."
+            f"'{baseline_name(plan.baseline)}' does not take them ({type(error).__name__}: {error}). Leave "
+            "max_generations out, or take another baseline: rloo, basis_history."
         ) from error
 
 

@@ -439,9 +439,7 @@ def test_a_baseline_that_needs_equal_groups_is_refused_before_a_rollout(baseline
     """It is asked, and only where groups will be unequal."""
     build(tmp_path, baseline, "uniform")
     name = type(baseline).__name__
-    with pytest.raises(
-        ValueError, match=f"max_generations gives .* baseline '{name}' does not take .{said}.* Leave max_gen"
-    ):
+    with pytest.raises(ValueError, match=f"baseline '{name}' does not take them .{said}.* Leave max_generations out"):
         build(tmp_path, baseline, "uniform", max_generations=8)
 
 
