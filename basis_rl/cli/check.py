@@ -168,7 +168,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
         show("What the baseline needs", sections.artefact(baseline, run_context(plan, config), warn))
         if isinstance(table := getattr(baseline, "values", None), ValueTable):
             show("Groups without variance", check_model.of_table(plan, table))
-    if not plan.sampler.in_dataset_order:
+    if plan.draws_prompts:
         show("Sampling", sections.sampling(plan))
     footprint = Footprint(recipe.model, args, config, launch, max(lengths), gpu_memory, baseline)
     show("Memory of a GPU", memory(footprint, warn))

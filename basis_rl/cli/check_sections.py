@@ -87,12 +87,15 @@ def sampling(plan: Plan) -> str:
     tried_belief(sampler, plan.baseline, prompt_ids_of(dataset, plan.reads) or [], texts, plan.args)
     parameters = ", ".join(f"{key} {value}" for key, value in sampler.parameters.items())
     drawn = f"Prompts are drawn by `{sampler_name(sampler)}`" + (f" ({parameters})" if parameters else "")
+    if plan.args.max_generations is not None:
+        least = plan.baseline.min_group_size
+        drawn += f", with {least} to {plan.args.max_generations} rollouts for each, by the belief about it"
     if sampler.max_refills:
         return f"{drawn}: groups whose rewards are all equal are drawn again, {sampler.max_refills} times at most."
     if sampler.correct:
         low, high = sampler.clip
         return f"{drawn}; advantages are weighed by the ratio to a uniform draw, clipped to {low:g} to {high:g}."
-    undo = ", which `prompt_sampler_kwargs: {correct: true}` undoes" if sampler.known_chances else ""
+    undo = ", which `prompt_sampler_kwargs: {correct: true}` undoes" if "correct" in sampler.parameters else ""
     return f"{drawn}: training maximises the mean reward over the prompts that it draws, not over all alike{undo}."
 
 

@@ -124,6 +124,21 @@ def check_baseline(make: Any, prompt_ids: list[str] | None = None) -> list[str]:
     return check_promises(BaselineError, type(built).__name__, _Promises, cases)
 
 
+def try_ragged(baseline: Baseline, prompt_ids: list[str]) -> None:
+    """Give a copy of the baseline groups of unequal size, of prompts that it knows.
+
+    Raises:
+        PromiseError: what a rollout gets depends on where it stands.
+        Exception: whatever the baseline raises.
+    """
+    batch = example_batch(baseline, prompt_ids, unscored=False)
+    order = torch.randperm(len(batch.rewards), generator=torch.Generator().manual_seed(1))
+    tried = copy.deepcopy(baseline)
+    straight, shuffled = (_advantages(tried, each) for each in (batch, batch.take(order)))
+    same = _same(_of_rows(straight, order), shuffled)
+    require(same, "what a rollout gets depends on where it stands, not only on `group_ids`")
+
+
 def _known_prompts(built: Baseline) -> list[str]:
     """Some ids of the table that the baseline keeps, if there is one and it can be read."""
     try:

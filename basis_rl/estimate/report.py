@@ -124,7 +124,7 @@ def arithmetic(args: BasisConfig, problems: int, warn: Warn) -> str:
     passes = f", {args.num_iterations} times over" if args.num_iterations > 1 else ""
     used = f"{updates:g} optimizer step(s) of {each} rollouts each{passes}"
     lines = [
-        f"One generation batch: {prompts} prompts x {args.num_generations} rollouts = {args.generation_batch_size} "
+        f"One generation batch: {prompts} prompts x {args.group_size} rollouts = {args.generation_batch_size} "
         f"rollouts on {args.world_size} process(es), used for {used}.",
         f"One optimizer step: {args.world_size} process(es) x {args.per_device_train_batch_size} rollouts x "
         f"{args.gradient_accumulation_steps} accumulated micro-batch(es) = {each} rollouts.",

@@ -1,4 +1,4 @@
-"""Draws of different prompts with known chances: what every sampler that weighs prompts is made of.
+"""Draws of different prompts with known chances, and how a batch's rollouts are divided among its prompts.
 
 A sampler that draws n of P prompts with chances ``pi_i`` (``sum_i pi_i = n``) trains on ``sum_i pi_i J_i`` in place of
 the uniform ``(n / P) sum_i J_i``. Known chances can be undone: weighing prompt i by ``(n / P) / pi_i`` gives the
@@ -65,6 +65,29 @@ def systematic_sample(chances: Tensor, generator: torch.Generator) -> Tensor:
     hit = torch.searchsorted(ends, points, right=True).clamp(max=chances.numel() - 1)
     drawn = order[hit]
     return drawn[torch.randperm(size, generator=generator)]
+
+
+def allocation(variances: Tensor, total: int, least: int, most: int) -> Tensor:
+    """``(P,) -> (P,)`` int64 rollouts of each prompt: the n_i that make ``sum_i variance_i / n_i`` least.
+
+    That is the variance of the sum of the prompts' mean gradients if each rollout of prompt i adds noise of
+    ``variance_i``; without bounds and rounding it gives ``n_i`` proportional to the standard deviation (Neyman 1934).
+    The next rollout of a prompt that has n takes ``variance_i / (n (n + 1))`` away, which falls with n. So the steps
+    that take away most are the best ones in whole numbers too. Among equal ones, prompts with fewer rollouts and then
+    those that come first are served first.
+
+    Args:
+        variances: ``(P,)``, >= 0 and finite.
+        total: N, in ``P * least .. P * most``.
+        least, most: bounds of each n_i, ``1 <= least <= most``.
+    """
+    prompts = variances.numel()
+    assert least >= 1
+    assert prompts * least <= total <= prompts * most
+    have = torch.arange(least, most)
+    saved = variances.double() / (have * (have + 1))[:, None]
+    best = saved.flatten().argsort(descending=True, stable=True)[: total - prompts * least]
+    return least + torch.bincount(best % prompts, minlength=prompts)
 
 
 def effective_number(weights: Tensor) -> float:

@@ -76,11 +76,13 @@ class Draw:
         ratio: ``(n,)`` float64, the chance of each under a uniform draw over its chance under this one,
             ``(n / P) / pi_i``; None where the chances are not known.
         metrics: scalars that describe the draw.
+        counts: ``(n,)`` int64, the rollouts of each; None where all have ``num_generations``. The trainer sets it.
     """
 
     rows: Tensor
     ratio: Tensor | None
     metrics: dict[str, float]
+    counts: Tensor | None = None
 
     @staticmethod
     def checked(draw: Any, candidates: int, size: int, *, correct: bool) -> Draw:

@@ -46,6 +46,12 @@ class BasisConfig(GRPOConfig):
     """
 
     num_generations: int = option(8, "The number of rollouts per prompt; 1 with a baseline that needs no group.")
+    max_generations: int | None = option(
+        None,
+        "Divides the rollouts of a batch among its prompts by the belief about their values, at most so many for one, "
+        "and num_generations on average: more for prompts that are neither solved nor impossible. The default gives "
+        "each num_generations.",
+    )
     kl_placement: str = option("loss", "Where the KL penalty (its coefficient is beta) goes: 'loss' or 'reward'.")
     kl_estimator: str | None = option(
         None,
@@ -165,6 +171,11 @@ class BasisConfig(GRPOConfig):
         generations = self.num_generations
         if generations < 1:
             raise ValueError(f"num_generations must be at least 1, got {generations}.")
+        if self.max_generations is not None and self.max_generations <= generations:
+            raise ValueError(
+                f"max_generations ({self.max_generations}) must be above num_generations ({generations}), the "
+                "average. Raise it, or leave it out: then every prompt has num_generations."
+            )
         self._check_values()
         if self.use_vllm and self.vllm_mode == "server":
             # While the first rank waits for the server, the others wait for it in a collective, which must not time
@@ -256,6 +267,12 @@ class BasisConfig(GRPOConfig):
             key: plain_values(redact(value)) if type(value) is dict else value
             for key, value in super().to_dict().items()
         }
+
+    @property
+    def group_size(self) -> str:
+        """Rollouts of a prompt in words: ``8``, or ``8 (at most 24)``."""
+        most = "" if self.max_generations is None else f" (at most {self.max_generations})"
+        return f"{self.num_generations}{most}"
 
     @property
     def several_servers(self) -> bool:

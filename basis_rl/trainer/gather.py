@@ -33,7 +33,7 @@ def gather_batch(
     rewards: Tensor,
     prompt_ids: Sequence[str],
     action_mask: Tensor,
-    num_generations: int,
+    group_ids: Tensor,
     step: int,
     signals: Mapping[str, Any],
 ) -> RolloutBatch:
@@ -44,8 +44,8 @@ def gather_batch(
         rewards: ``(N,)``, already global, in rank-major order.
         prompt_ids: of this rank's rollouts.
         action_mask: this rank's ``(N / ranks, T')``; T' differs between ranks.
-        num_generations: G; TRL's sampler puts the G rollouts of a prompt next to each other in the global order, and a
-            group may straddle two ranks.
+        group_ids: ``(N,)``, already global. The rollouts of a prompt stand next to each other in the global order, and
+            a group may straddle two ranks.
         step: index of the generation batch.
         signals: optional fields of `RolloutBatch` by name: those of shape ``(N, T)`` as this rank has them, shaped like
             `action_mask`; all others already global. None stays None.
@@ -59,7 +59,7 @@ def gather_batch(
     ids: list[str] = gather_object(list(prompt_ids))
     return RolloutBatch(
         rewards=rewards.float().cpu(),
-        group_ids=torch.arange(rewards.numel()) // num_generations,
+        group_ids=group_ids,
         prompt_ids=ids,
         action_mask=mask,
         step=step,

@@ -29,6 +29,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
 from basis_rl.baselines import BASELINES, Baseline, DrGrpo, Gdpo, Grpo, LearnedBaseline, NoBaseline, baseline_name
+from basis_rl.conformance.baselines import try_ragged
 from basis_rl.data import problem_text
 from basis_rl.data.prompts import IMAGES, TAKEN, seed_rows
 from basis_rl.engine import Sampling
@@ -71,6 +72,8 @@ _SMALL_GRADIENT = 1e-3
 _LARGEST_STEP = 0.5
 # How many prompts are tokenized to find the longest: to tokenize all of them may take a minute.
 _LONGEST = 256
+# Prompts whose groups are tried on the baseline.
+_TRIED = 8
 # What a baseline may ask for: not the KL penalty, which the settings decide, nor what comes with another signal.
 _COLLECTED = frozenset(SIGNALS) - OF_UPDATE - {"kl", "values", "reward_weights"}
 
@@ -112,6 +115,11 @@ class Plan:
         """What makes the environments, by their names; a single one has none."""
         made = self.kwargs.get("environment_factory") or {}
         return made if isinstance(made, dict) else {None: made}
+
+    @property
+    def draws_prompts(self) -> bool:
+        """Whether the prompts of each batch are drawn (`Selection`), and not those of TRL's order."""
+        return not self.sampler.in_dataset_order or self.args.max_generations is not None
 
     @property
     def draws_problems(self) -> bool:
@@ -411,6 +419,12 @@ def check_baseline_needs(plan: Plan) -> None:
             f"Baseline '{name}' does not take a KL penalty in the reward. Set kl_placement to 'loss', or take one of "
             f"{reading}."
         )
+    if args.max_generations is not None and args.num_generations == baseline.min_group_size:
+        raise ValueError(
+            f"max_generations leaves nothing to divide: baseline '{name}' needs {baseline.min_group_size} rollouts of "
+            f"each prompt, and num_generations is {args.num_generations}. Set num_generations to "
+            f"{args.num_generations + 1} or more, or leave max_generations out."
+        )
     if args.num_generations < baseline.min_group_size:
         others = {key: cls for key, cls in BASELINES.items() if cls is not type(baseline)}
         smaller = ", ".join(key for key, cls in others.items() if cls.min_group_size <= args.num_generations)
@@ -506,11 +520,15 @@ def check_sampler_needs(plan: Plan) -> None:
     """The trainer can do what the prompt sampler needs, whatever the dataset is.
 
     Raises:
-        ValueError: it cannot: a correction without known chances, or refills of groups that have one rollout, are
-            divided between ranks, or are generated ahead.
+        ValueError: it cannot: a correction without known chances, refills of groups that have one rollout, are
+            divided between ranks, or are generated ahead, or groups of unequal size where they must be equal.
     """
     sampler = plan.sampler
     args = plan.args
+    equal = ["rollouts: stream"] * args.streams
+    equal += [f"prompt_sampler '{sampler_name(sampler)}'"] * bool(sampler.max_refills)
+    if args.max_generations is not None and equal:
+        raise ValueError(f"max_generations does not work with {', '.join(equal)}: leave one of them out.")
     if sampler.in_dataset_order:
         return
     name = sampler_name(sampler)
@@ -565,18 +583,19 @@ def check_sampler_data(plan: Plan) -> None:
     """The prompt sampler can choose among the rows: they can be indexed, have prompts, and no images if it refills."""
     sampler = plan.sampler
     dataset = plan.train_dataset
-    if sampler.in_dataset_order:
+    if not plan.draws_prompts:
         return
     name = sampler_name(sampler)
     if not isinstance(dataset, Dataset):
         raise ValueError(
             f"prompt_sampler '{name}' needs a dataset that can be indexed, not a {type(dataset).__name__}. Load it "
-            "without streaming, or take prompt_sampler 'uniform'."
+            "without streaming, or take prompt_sampler 'uniform' without max_generations."
         )
     if "prompt" not in dataset.column_names and not plan.environments:
         raise ValueError(
             f"prompt_sampler '{name}' chooses among prompts, but the dataset has no column 'prompt', only "
-            f"{dataset.column_names}. Add one that tells its rows apart, or take prompt_sampler 'uniform'."
+            f"{dataset.column_names}. Add one that tells its rows apart, or take prompt_sampler 'uniform' without "
+            "max_generations."
         )
     if sampler.max_refills and IMAGES & set(dataset.column_names):
         raise ValueError(f"prompt_sampler '{name}' does not work with images: leave one of them out.")
@@ -657,7 +676,7 @@ def name_leftovers(plan: Plan) -> None:
     args = plan.args
     dataset = plan.train_dataset
     prompts = args.generation_batch_size // args.num_generations
-    if args.shuffle_dataset or not plan.sampler.in_dataset_order or not isinstance(dataset, Dataset):
+    if args.shuffle_dataset or plan.draws_prompts or not isinstance(dataset, Dataset):
         return
     if left := len(dataset) % prompts:
         _logger.warning(
@@ -794,8 +813,9 @@ def check_repeats(plan: Plan) -> None:
         "environment: reset with the same row again it says other things. Let `reset` take what decides about the "
         "problem, such as a `seed`, from the row, or"
     )
-    if not plan.sampler.in_dataset_order:
-        raise ValueError(f"{why} leave out prompt_sampler '{sampler_name(plan.sampler)}', which draws rows again.")
+    if plan.draws_prompts:
+        drawing = f"prompt_sampler '{sampler_name(plan.sampler)}' and max_generations"
+        raise ValueError(f"{why} leave out {drawing}, which draw rows again.")
     if plan.args.num_generations > 1:
         _logger.warning("%s the rollouts of a group are of different problems.", why)
 
@@ -925,9 +945,22 @@ def check_adapter(plan: Plan, config: Any) -> None:
 
 
 def validate_baseline(plan: Plan, config: Any) -> None:
-    """The baseline accepts the run: a value table is of these prompts, this model and this reward."""
+    """The baseline accepts the run: a value table is of these prompts, this model and this reward. It is given groups
+    of unequal size, if there will be some."""
     if validates(plan.baseline):
         plan.baseline.validate(run_context(plan, config))
+    if plan.args.max_generations is None:
+        return
+    ids = prompt_ids_of(plan.train_dataset, plan.reads) or []
+    try:
+        try_ragged(plan.baseline, ids[:_TRIED])
+    # The baseline may be anybody's.
+    except Exception as error:
+        raise ValueError(
+            "max_generations gives prompts unequal numbers of rollouts, and baseline "
+            f"'{baseline_name(plan.baseline)}' does not take them ({type(error).__name__}: {error}). Leave "
+            "max_generations out, or take another baseline: rloo, basis_history."
+        ) from error
 
 
 WITH_MODEL: tuple[Callable[[Plan, Any], None], ...] = (check_templates, check_context, check_adapter, validate_baseline)

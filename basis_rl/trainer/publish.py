@@ -349,7 +349,7 @@ def _settings(args: BasisConfig) -> dict[str, str]:
     scheduler = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     return {
         "KL to the reference": kl if args.beta != 0 else "none",
-        "generation batch": f"{prompts} prompts x {args.num_generations} rollouts",
+        "generation batch": f"{prompts} prompts x {args.group_size} rollouts",
         "sampling": f"temperature {args.temperature:g}, top-p {args.top_p:g}",
         "completion": f"at most {args.max_completion_length} tokens",
         "learning rate": f"{args.learning_rate:g}, {scheduler}",

@@ -23,8 +23,10 @@ from trl.trainer.utils import RepeatSampler
 from basis_rl.baselines import Baseline, BasisHistory
 from basis_rl.baselines.reward_range import RewardRange
 from basis_rl.data import problem_text
+from basis_rl.functional.selection import allocation
 from basis_rl.run.errors import SelectionFailed
 from basis_rl.samplers import Draw, PromptSampler, ValueBelief, sampler_name
+from basis_rl.samplers.base import scaled_belief
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.rewarding import total_rewards
 from basis_rl.types import RolloutBatch
@@ -106,7 +108,7 @@ def tried_belief(
         raise ValueError(
             f"prompt_sampler '{sampler_name(sampler)}' draws different prompts, but {len(prompt_ids) - len(rows)} of "
             f"{len(prompt_ids)} rows have the prompt_id of another row (first: '{twice}'). Leave them out, give "
-            "different prompts different ids, or take prompt_sampler 'uniform'."
+            "different prompts different ids, or take prompt_sampler 'uniform' without max_generations."
         )
     belief: ValueBelief
     if isinstance(baseline, ValueBelief):
@@ -175,7 +177,9 @@ class Selection:
     which begins with what the texts of the prompts tell.
 
     Metrics: ``sampler/believed``, the mean believed value of the prompts that were drawn, and ``sampler/reward``, their
-    mean reward; ``sampler/believed_solved`` and ``sampler/believed_impossible``, shares of all prompts with a
+    mean reward; with ``max_generations``, ``sampler/group_size_max``, the most rollouts that a prompt of the batch has,
+    and ``sampler/variance_saved``, the share of the believed variance of the batch's gradient that dividing them alike
+    would add; ``sampler/believed_solved`` and ``sampler/believed_impossible``, shares of all prompts with a
     believed value above 0.95 and below 0.05 of the reward range; ``sampler/effective_prompts``, how many prompts a draw
     is spread over (Kish), as a share of all; ``sampler/coverage``, the share of prompts that were ever drawn;
     ``sampler/ratio_clipped``, with ``correct``, the share of ratios outside ``clip``; ``sampler/refills``, draws beyond
@@ -208,8 +212,29 @@ class Selection:
 
     def _draw(self, number: int, size: int, refill: int = 0) -> Draw:
         draw = drawn(self.sampler, self.belief, self.prompt_ids, size, (self.args.seed, number, refill))
-        mean, _ = self.belief.believed([self.prompt_ids[row] for row in draw.rows.tolist()])
-        return Draw(draw.rows, draw.ratio, {"believed": float(mean.mean()), **draw.metrics})
+        names = [self.prompt_ids[row] for row in draw.rows.tolist()]
+        mean, _ = self.belief.believed(names)
+        counts, metrics = self._counts(names)
+        return Draw(draw.rows, draw.ratio, {"believed": float(mean.mean()), **draw.metrics, **metrics}, counts)
+
+    def _counts(self, names: Sequence[str]) -> tuple[Tensor | None, dict[str, float]]:
+        """``(P,)`` rollouts of each prompt of a batch, by the belief about it, and metrics of that; None where all
+        prompts have as many."""
+        most = self.args.max_generations
+        if most is None:
+            return None, {}
+        mean, _ = scaled_belief(self.belief, names)
+        # Of a 0/1 reward under the belief: the mean of V (1 - V) and the variance of V together. Of others a bound.
+        variances = mean * (1.0 - mean)
+        counts = allocation(variances, len(names) * self.num_generations, self.baseline.min_group_size, most)
+        alike = float(variances.sum()) / self.num_generations
+        saved = 1.0 - float((variances / counts).sum()) / alike if alike else 0.0
+        return counts, {"group_size_max": float(counts.max()), "variance_saved": saved}
+
+    def sizes(self, number: int) -> Tensor:
+        """``(P,)`` rollouts of each prompt of the generation batch with that number."""
+        counts = self._draws[number].counts
+        return torch.full((self.size,), self.num_generations) if counts is None else counts
 
     def draw(self, number: int) -> Draw:
         """A whole batch of prompts; `number` decides the random numbers."""
@@ -223,10 +248,10 @@ class Selection:
         """This rank's rows of the generation batch with that number, one per rollout; the first call draws them."""
         if number not in self._draws:
             self._draws[number] = self.draw(number)
-        return self._of_rank(self._draws[number].rows)
+        return self._of_rank(self._draws[number].rows, self.sizes(number))
 
-    def _of_rank(self, prompts: Tensor) -> list[dict[str, Any]]:
-        return rows_of_rank(self.dataset, prompts.repeat_interleave(self.num_generations), self.accelerator)
+    def _of_rank(self, prompts: Tensor, sizes: Tensor | int) -> list[dict[str, Any]]:
+        return rows_of_rank(self.dataset, prompts.repeat_interleave(sizes), self.accelerator)
 
     def prompts(self, number: int) -> Tensor:
         """``(P,)`` rows of the dataset that the generation batch has now, on all ranks."""
@@ -275,7 +300,7 @@ class Selection:
         self.seen[rows] = True
         self.refills += 1
         self.asked = rows
-        return self._of_rank(rows)
+        return self._of_rank(rows, self.num_generations)
 
     def weights(self, number: int) -> Tensor | None:
         """``(N,)`` factors for the advantages of the batch; None where the sampler does not correct."""
@@ -284,7 +309,9 @@ class Selection:
         ratio = self._draws[number].ratio
         # Checked when it was drawn.
         assert ratio is not None
-        return ratio.clamp(*self.sampler.clip).repeat_interleave(self.num_generations)
+        sizes = self.sizes(number)
+        # A prompt with more rollouts than the others has a smaller weight for each.
+        return (ratio.clamp(*self.sampler.clip) * (self.num_generations / sizes)).repeat_interleave(sizes)
 
     def chances(self, number: int) -> list[float | None]:
         """``(N,)`` the chance with which the prompt of each rollout was drawn; None where it is not known."""
@@ -292,8 +319,9 @@ class Selection:
         # The chance of a prompt that replaces another is not known.
         if ratio is None or number in self._refilled:
             return [None] * (self.size * self.num_generations)
-        found: list[float | None] = (self.size / len(self.prompt_ids) / ratio).tolist()
-        return [chance for chance in found for _ in range(self.num_generations)]
+        found = self.size / len(self.prompt_ids) / ratio
+        chances: list[float | None] = found.repeat_interleave(self.sizes(number)).tolist()
+        return chances
 
     def take_metrics(self, batch: RolloutBatch) -> dict[str, float]:
         """Metrics of the batch's draw and of its rewards; the draw is forgotten."""
@@ -338,7 +366,9 @@ class Selection:
             "sampler": self.sampler.state_dict(),
             "belief": self.own_belief.state_dict() if self.own_belief is not None else None,
             "seen": self.seen.clone(),
-            "draws": {number: (draw.rows, draw.ratio, draw.metrics) for number, draw in self._draws.items()},
+            "draws": {
+                number: (draw.rows, draw.ratio, draw.metrics, draw.counts) for number, draw in self._draws.items()
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -38,7 +38,8 @@ _GOLD = "solution"
 _BESIDE = {
     "output_dir", "overwrite_output_dir", "allow_changed_settings", "resume_from_checkpoint", "run_name", "report_to",
     "disable_tqdm", "push_to_hub", "vllm_server_base_url", "vllm_server_port", "vllm_server_host", "vllm_group_port",
-    "seed", "num_generations", "generation_batch_size", "rollouts", "keep_rollouts_mb", "push_rollouts",
+    "seed", "num_generations", "max_generations", "generation_batch_size", "rollouts", "keep_rollouts_mb",
+    "push_rollouts",
 }  # fmt: skip
 
 
@@ -208,6 +209,7 @@ def settings_of(run: Any, base: Mapping[str, Any], tokenizer: Any) -> dict[str, 
         "shuffle_dataset": args.shuffle_dataset,
         "generation_batch_size": args.generation_batch_size,
         "num_generations": args.num_generations,
+        "max_generations": args.max_generations,
         # A stream's prompts that are under way are in no other run's order.
         "rollouts": "stream" if args.streams else "sync",
         "baseline": baseline_name(baseline),

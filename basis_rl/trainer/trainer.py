@@ -414,7 +414,10 @@ class BasisTrainer(GRPOTrainer):
         self.selection: Selection | None = None
         self._resampling: Resampling | None = None
         self._coverage: Coverage | None = None
-        if self.sampler.in_dataset_order:
+        if self.args.max_generations is not None:
+            # What TRL makes of a group, when it generates and in its logs, is right of rollouts one by one.
+            self.num_generations = 1
+        elif self.sampler.in_dataset_order:
             self._coverage = Coverage(ids) if ids and not self.draws_problems else None
             return
         assert ids is not None, "a stream is refused before the model is loaded"
@@ -834,12 +837,16 @@ class BasisTrainer(GRPOTrainer):
     def _advantages(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
         """This rank's advantages; the whole batch's go into the logs."""
         mask = action_mask(output)
+        rewards = self._total()
+        sizes: Tensor | int = self.args.num_generations
+        if self.selection is not None:
+            sizes = self.selection.sizes(self._generation_batch)
         batch = gather_batch(
             self.accelerator,
-            rewards=self._total(),
+            rewards=rewards,
             prompt_ids=self._ids(inputs),
             action_mask=mask,
-            num_generations=self.num_generations,
+            group_ids=torch.arange(len(rewards) // self.args.num_generations).repeat_interleave(sizes),
             step=self._generation_batch,
             signals=self._signals(inputs, output),
         )
@@ -1197,8 +1204,8 @@ class BasisTrainer(GRPOTrainer):
         return EpochIndices(
             epoch=lambda: int(self.state.epoch or 0) if epoch is None else epoch,
             data_source=self.train_dataset if dataset is None else dataset,
-            mini_repeat_count=self.num_generations,
-            batch_size=self.args.generation_batch_size // self.num_generations,
+            mini_repeat_count=self.args.num_generations,
+            batch_size=self.args.generation_batch_size // self.args.num_generations,
             # The data loader reads a generation batch once for each micro-batch that is trained on.
             repeat_count=self._generate_every if epoch is None else 1,
             shuffle=self.shuffle_dataset,

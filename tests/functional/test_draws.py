@@ -1,9 +1,11 @@
 """Draws with known chances, against a plain search for the chances and against many draws."""
 
+from itertools import product
+
 import pytest
 import torch
 
-from basis_rl.functional.selection import effective_number, inclusion_probabilities, systematic_sample
+from basis_rl.functional.selection import allocation, effective_number, inclusion_probabilities, systematic_sample
 
 
 def by_bisection(weights, size):
@@ -79,3 +81,30 @@ def test_every_pair_can_be_drawn_together():
     generator = torch.Generator().manual_seed(0)
     pairs = {tuple(sorted(systematic_sample(chances, generator).tolist())) for _ in range(100)}
     assert len(pairs) == 6
+
+
+@pytest.mark.parametrize("least", [1, 2])
+@pytest.mark.parametrize(
+    "variances", [[0.25, 0.01, 0.16, 0.09], [0.2, 0.2, 0.2, 0.0], [0.0, 0.0, 0.0, 0.0], [1e-9, 0.25, 1e-9, 1e-9]]
+)
+def test_no_other_division_of_the_rollouts_has_less_variance(variances, least):
+    """All of them, by plain loops."""
+    most = 5
+    found = {}
+    for counts in product(range(least, most + 1), repeat=4):
+        loss = sum(variance / count for variance, count in zip(variances, counts, strict=True))
+        found.setdefault(sum(counts), []).append(loss)
+    for total, losses in found.items():
+        counts = allocation(torch.tensor(variances), total, least, most).tolist()
+        assert sum(counts) == total
+        assert least <= min(counts)
+        assert max(counts) <= most
+        loss = sum(variance / count for variance, count in zip(variances, counts, strict=True))
+        assert loss == pytest.approx(min(losses), rel=1e-6)
+
+
+def test_rollouts_are_in_proportion_to_the_deviation_and_alike_among_equals():
+    deviations = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    assert allocation(deviations**2, 1000, 1, 1000).tolist() == [100, 200, 300, 400]
+    assert allocation(torch.full((4,), 0.2), 14, 1, 8).tolist() == [4, 4, 3, 3]
+    assert allocation(torch.zeros(3), 7, 2, 9).tolist() == [3, 2, 2]

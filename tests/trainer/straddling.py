@@ -22,7 +22,7 @@ from basis_rl.baselines import BASELINES, BatchMean, Rloo
 from basis_rl.samplers import Dynamic, Frontier
 from basis_rl.trainer import trainer as trainer_module
 from examples.custom_objective import simple
-from tests.support.tiny import Keeps, Tokenwise, tiny_trainer
+from tests.support.tiny import Keeps, Tokenwise, named_baseline, sums, tiny_trainer
 
 ROWS, GROUP = 12, 4
 
@@ -57,6 +57,14 @@ class GivenRollouts(Keeps):
         width = self._pending.newest.action_mask.shape[1]
         wide = torch.nn.functional.pad(local, (0, width - local.shape[1])) if local.ndim == 2 else local
         return self._pending.newest, self.accelerator.gather(wide).clone()
+
+
+class Ragged(GivenRollouts):
+    """Groups of unequal size, whose rollouts are drawn one by one."""
+
+    def _generate_single_turn(self, prompt_ids, images, multimodal, num_generations, **kwargs):
+        assert num_generations == 1
+        return super()._generate_single_turn(prompt_ids, images, multimodal, GROUP, **kwargs)
 
 
 class Noise(GivenRollouts):
@@ -154,7 +162,8 @@ def refilled(output: Path, model: str, ranks: int) -> dict:
 
 # One for each optional field of a batch, and for each kind of advantage.
 SELECTED, SAMPLER = "frontier, corrected", Frontier(correct=True)
-FEW = ["rloo", "basis", "otb", "ppo", "remax", "bv_blend", "tokenwise", "targeted", SELECTED]
+UNEQUAL = "groups of unequal size"
+FEW = ["rloo", "basis", "otb", "ppo", "remax", "bv_blend", "tokenwise", "targeted", SELECTED, UNEQUAL]
 REST = [name for name in BASELINES if name not in FEW]
 
 
@@ -165,6 +174,7 @@ def main(output: Path, model: str, ranks: int, names: list[str]) -> None:
         own = {"tokenwise": {"baseline": Tokenwise()}, SELECTED: {"baseline": Rloo(), "prompt_sampler": SAMPLER}}
         # It learns the gradients of the first batch, and the second one's advantages depend on them.
         own["targeted"] = {"baseline": BatchMean("optimal_token")}
+        own[UNEQUAL] = {"baseline": named_baseline("basis", sums()), "max_generations": 7, "cls": Ragged}
         trainer = train(output, model, ranks, name, **own.get(name, {}))
         results[name] = [
             {

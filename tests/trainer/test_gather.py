@@ -40,7 +40,7 @@ def test_a_batch_has_all_that_was_given_and_nothing_outside_the_mask(with_texts)
         rewards=torch.tensor([1.0, math.nan, 0.0, 1.0], dtype=torch.float64),
         prompt_ids=IDS,
         action_mask=MASK,
-        num_generations=2,
+        group_ids=torch.tensor([0, 0, 1, 1]),
         step=5,
         signals={
             **fields,

@@ -1,5 +1,6 @@
 """Prompts drawn by a sampler: by the belief before the batch, the same on all ranks, resumed to the bit, undone."""
 
+from itertools import groupby, product
 from types import SimpleNamespace
 
 import pytest
@@ -105,14 +106,17 @@ def test_the_default_is_trls_order_to_the_bit(tmp_path):
     assert_same_end(plain, named)
 
 
-@pytest.mark.parametrize(("baseline", "sampler"), [("grpo", "frontier"), ("basis_history", "thompson")])
-def test_a_resumed_run_is_the_uninterrupted_one(baseline, sampler, tmp_path):
+@pytest.mark.parametrize(
+    ("baseline", "sampler", "most"),
+    [("grpo", "frontier", None), ("basis_history", "thompson", None), ("basis_history", "uniform", 7)],
+)
+def test_a_resumed_run_is_the_uninterrupted_one(baseline, sampler, most, tmp_path):
     """In the middle of a generation batch and at its end; the belief beside the baseline too."""
-    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 8}
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 8, "max_generations": most}
     whole = run(tmp_path / "whole", baseline, sampler, **saving)
     for step in (3, 4):
         start = str(tmp_path / "whole" / f"checkpoint-{step}")
-        again = run(tmp_path / "again", baseline, sampler, resume=start, save_strategy="no", max_steps=8)
+        again = run(tmp_path / "again", baseline, sampler, resume=start, **{**saving, "save_strategy": "no"})
         assert_same_end(whole, again)
         assert [each.ids for each in again.batches] == [each.ids for each in whole.batches[2:]]
         assert str(again.selection.state_dict()) == str(whole.selection.state_dict())
@@ -174,11 +178,12 @@ class Believing:
         return self.mean[rows].double().clamp(0, 1), torch.zeros(len(rows), dtype=torch.float64)
 
 
-def fake_selection(rank=0, ranks=1, sampler=None, prompts=16, batch=8, rollouts=2):
+def fake_selection(rank=0, ranks=1, sampler=None, prompts=16, batch=8, rollouts=2, most=None):
     accelerator = SimpleNamespace(process_index=rank, num_processes=ranks)
     args = SimpleNamespace(
-        generation_batch_size=batch, seed=1, num_generations=rollouts, max_steps=-1, num_train_epochs=9
-    )
+        generation_batch_size=batch, seed=1, num_generations=rollouts, max_steps=-1, num_train_epochs=9,
+        max_generations=most,
+    )  # fmt: skip
     ids = [str(i) for i in range(prompts)]
     dataset = Dataset.from_list([{"prompt_id": name, "prompt": name} for name in ids])
     found = Selection(sampler or Variance(), build_baseline("rloo"), dataset, ids, args, accelerator)
@@ -186,12 +191,56 @@ def fake_selection(rank=0, ranks=1, sampler=None, prompts=16, batch=8, rollouts=
     return found
 
 
-def test_ranks_have_their_parts_of_one_draw():
-    whole = [row["prompt_id"] for row in fake_selection().rows(3)]
-    parts = [[row["prompt_id"] for row in fake_selection(rank, 4).rows(3)] for rank in range(4)]
+@pytest.mark.parametrize("most", [None, 8])
+def test_ranks_have_their_parts_of_one_draw(most):
+    given = {"batch": 16, "rollouts": 4, "most": most}
+    whole = [row["prompt_id"] for row in fake_selection(**given).rows(3)]
+    parts = [[row["prompt_id"] for row in fake_selection(rank, 4, **given).rows(3)] for rank in range(4)]
     assert [name for part in parts for name in part] == whole
-    assert whole[0::2] == whole[1::2]
-    assert len(set(whole)) == 4
+    sizes = [len(list(rows)) for _, rows in groupby(whole)]
+    assert len(sizes) == len(set(whole)) == 4
+    assert sum(sizes) == 16
+    assert (len(set(sizes)) == 1) == (most is None)
+
+
+class Believed(Rloo):
+    """RLOO with a belief of its own, which stays."""
+
+    reward_range = (0.0, 1.0)
+
+    def believed(self, prompt_ids):
+        places = [sums()["prompt_id"].index(name) for name in prompt_ids]
+        return torch.tensor([0.03 * place for place in places], dtype=torch.float64), torch.zeros(len(places))
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "frontier"])
+def test_rollouts_are_divided_by_the_belief_and_compared_within_their_prompt(sampler, tmp_path):
+    """Groups of any size, by plain loops; the batch's size is fixed, and an epoch has as many batches as without."""
+    trainer = run(tmp_path, Believed(), sampler, max_generations=9, num_train_epochs=2, max_steps=-1)
+    alike = run(tmp_path / "alike", "rloo", num_train_epochs=2, max_steps=-1)
+    assert trainer.state.global_step == alike.state.global_step
+    trained = 0
+    for each in trainer.batches:
+        sizes = {name: each.ids.count(name) for name in dict.fromkeys(each.ids)}
+        variances = [float(value * (1 - value)) for value in trainer.baseline.believed(list(sizes))[0]]
+        best = sorted(
+            (sum(v / n for v, n in zip(variances, counts, strict=True)), counts)
+            for counts in product(range(2, 10), repeat=4)
+            if sum(counts) == 16
+        )
+        found = sum(v / n for v, n in zip(variances, sizes.values(), strict=True))
+        assert found == pytest.approx(best[0][0])
+        assert len(set(sizes.values())) > 1
+        rewards = each.batch.rewards.tolist()
+        for row, name in enumerate(each.ids):
+            others = [rewards[k] for k, other in enumerate(each.ids) if other == name and k != row]
+            expected = rewards[row] - sum(others) / len(others)
+            assert float(each.trained[row]) == pytest.approx(expected, abs=1e-6)
+            trained += expected != 0
+    assert trained > 0
+    saved = [row["sampler/variance_saved"] for row in trainer.state.log_history if "sampler/variance_saved" in row]
+    assert saved[-1] == pytest.approx(1 - found / (sum(variances) / 4))
+    assert logged(trainer, "group_size_max")[-1] == max(sizes.values())
 
 
 def test_a_correction_gives_the_uniform_mean_again(tmp_path):
@@ -203,6 +252,17 @@ def test_a_correction_gives_the_uniform_mean_again(tmp_path):
         rows = [int(row["prompt_id"]) for row in found.rows(number)]
         total += float((value[rows] * found.weights(number)).mean()) / 1500
         found._draws.clear()
+    assert total == pytest.approx(float(value.mean()), rel=0.05)
+    ragged = fake_selection(sampler=Variance(floor=0.1, correct=True, clip=(0.0, 1e9)), rollouts=4, batch=16, most=8)
+    total = 0.0
+    for number in range(1500):
+        rows = [int(row["prompt_id"]) for row in ragged.rows(number)]
+        assert len(ragged.sizes(number).unique()) > 1
+        assert ragged.chances(number) == pytest.approx(
+            [float(4 / 16 / ratio) for ratio in ragged._draws[number].ratio.repeat_interleave(ragged.sizes(number))]
+        )
+        total += float((value[rows] * ragged.weights(number)).mean()) / 1500
+        ragged._draws.clear()
     assert total == pytest.approx(float(value.mean()), rel=0.05)
     clipped = fake_selection(sampler=Variance(correct=True, clip=(0.5, 1.5)))
     clipped.rows(0)
@@ -344,12 +404,45 @@ class Never(Variance):
         ("frontier", {"train_dataset": TWICE}, r"draws different prompts, but 8 of 16 rows .* take .* 'uniform'"),
         ("variance", {"train_dataset": STREAM}, "needs a dataset that can be indexed, not a IterableDataset"),
         ("dynamic", {"num_generations": 1}, "num_generations to 2 or more"),
+        ("uniform", {"max_generations": 4}, "max_generations .4. must be above num_generations .4., the average"),
+        (
+            "uniform",
+            {"max_generations": 4, "num_generations": 2},
+            "nothing to divide: baseline 'rloo' needs 2 rollouts",
+        ),
+        ("dynamic", {"max_generations": 8}, "max_generations does not work with prompt_sampler 'dynamic'"),
+        ("uniform", {"max_generations": 8, "train_dataset": STREAM}, "'uniform' without max_generations"),
         ("dynamic", {"rollouts": "stream", "use_vllm": True, "vllm_mode": "server"}, "rollouts: stream"),
     ],
 )
 def test_mistakes_are_one_message_before_anything_is_spent(sampler, settings, said, tmp_path):
     with pytest.raises(ValueError, match=said):
         build(tmp_path, "none" if settings.get("num_generations") == 1 else "rloo", sampler, **settings)
+
+
+class Square(Rloo):
+    """Takes each four rows for a group."""
+
+    def center(self, rewards, group_ids):
+        return rewards.view(-1, 4).mean(dim=1).repeat_interleave(4)
+
+
+class Blind(Rloo):
+    """The same, and what is over for a smaller one."""
+
+    def center(self, rewards, group_ids):
+        return super().center(rewards, torch.arange(len(rewards)) // 4)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "said"), [(Square(), "RuntimeError: shape"), (Blind(), "PromiseError: what a rollout gets")]
+)
+def test_a_baseline_that_needs_equal_groups_is_refused_before_a_rollout(baseline, said, tmp_path):
+    """It is asked, and only where groups will be unequal."""
+    build(tmp_path, baseline, "uniform")
+    name = type(baseline).__name__
+    with pytest.raises(ValueError, match=f"baseline '{name}' does not take them .{said}.* Leave max_generations out"):
+        build(tmp_path, baseline, "uniform", max_generations=8)
 
 
 def test_a_table_that_lacks_prompts_is_said_as_without_a_sampler(tmp_path):

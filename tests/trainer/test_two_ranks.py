@@ -5,7 +5,7 @@ import torch
 
 from basis_rl.run.rollouts import files, read
 from tests.support.ranks import Launched
-from tests.trainer.straddling import FEW, REST, SELECTED, main
+from tests.trainer.straddling import FEW, REST, SELECTED, UNEQUAL, main
 
 
 def on_one_and_two(one, two, model, names):
@@ -41,7 +41,7 @@ def test_the_rollouts_of_all_ranks_are_kept(runs, folders):
                     advantages = (advantages * mask).sum(dim=1) / mask.sum(dim=1)
                 assert [row["advantage"] for row in rows] == pytest.approx(advantages.tolist(), abs=1e-6)
                 assert [row["tokens"] for row in rows] == mask.sum(dim=1).tolist()
-                assert all((row["chance"] is not None) == (name == SELECTED) for row in rows)
+                assert all((row["chance"] is not None) == (name in (SELECTED, UNEQUAL)) for row in rows)
 
 
 def test_losses_do_not_depend_on_the_number_of_ranks(runs):
@@ -77,7 +77,10 @@ def test_advantages_do_not_depend_on_the_number_of_ranks(names, request, tmp_pat
     for name, batches in one.items():
         assert len(batches) == 2
         for step, expected in enumerate(batches):
-            assert expected["group_ids"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+            groups = expected["group_ids"].tolist()
+            assert (groups == [0] * 4 + [1] * 4 + [2] * 4) == (name != UNEQUAL)
+            names_of_groups = set(zip(groups, expected["prompt_ids"], strict=True))
+            assert len(names_of_groups) == len(set(groups)) == len(set(expected["prompt_ids"])) == 3
             assert expected["rewards"].isnan().any()
             assert (expected["advantages"] != 0).any(), f"{name}: zeros would prove nothing"
             for rank in two:
