@@ -51,7 +51,7 @@ _ASKS = {
 _JUDGE = {"base_url": "http://localhost:8000/v1", "model": "Qwen/Qwen3-32B"}
 _RUBRIC = {"rubric": "How good is this answer?\nTask: {prompt}\nAnswer: {completion}", "scale": [1, 10]}
 # The first test of a row, by what its cell is. All of them would tell a program what to return.
-_FIRST_TEST = {
+_FIRST_TEST: dict[type, str] = {
     list: '{{{{ ({0} or [""])[0] }}}}',
     # With what stands before it.
     str: r'{{{{ ("\n" ~ ({0} or "")).split("\nassert")[:2] | join("\nassert") | trim }}}}',

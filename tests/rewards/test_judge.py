@@ -395,17 +395,21 @@ def test_a_run_trains_with_a_judge_and_ends_with_its_reason_when_it_is_gone(serv
 @pytest.mark.vllm
 @pytest.mark.long
 def test_a_real_server_answers_in_the_form_that_it_is_held_to(tmp_path):
-    """A random model says anything; vLLM's structured output makes a score of it."""
+    """A random model says anything; here one token is a whole verdict, and wanted above all others."""
+    verdict = "Score: 1"
     rubric = "{answer} = {solution}"
     asked = JudgeReward("http://127.0.0.1:9/v1", "m", rubric=rubric).question({"answer": "1", "solution": "1"})
-    model = save_model(tmp_path / "model", tied=False, tokenizer=build_tokenizer([asked] * 50, vocab_size=600))
-    form = {"max_tokens": 8, "temperature": 0, "structured_outputs": {"choice": ["Score: 0", "Score: 1"]}}
+    tokenizer = build_tokenizer([asked] * 50, vocab_size=600)
+    tokenizer.add_tokens([verdict])
+    model = save_model(tmp_path / "model", tied=False, tokenizer=tokenizer)
+    form = {"max_tokens": 8, "temperature": 0, "stop": [verdict], "include_stop_str_in_output": True}
+    form["logit_bias"] = {str(tokenizer.convert_tokens_to_ids(verdict)): 100}
     given = {"rubric": rubric, "generation_kwargs": form, "timeout": 200.0, **QUICK}
     options = {"dtype": "float32", "max_model_len": 512, "log": tmp_path / "log", "extra": ENGINE}
     with Server(ServerOptions(str(model), port=0, **options), 900) as served:
         reward = JudgeReward(f"{served.url}/v1", str(model), **given)
         reward.start()
         scores = reward(prompts=["p"] * 3, completions=["1", "2", "3"], solution=["1"] * 3)
-        assert set(scores) <= {0.0, 1.0}
+        assert scores == [1.0] * 3
         with pytest.raises(RewardInfrastructureError, match="HTTP 404"):
             JudgeReward(f"{served.url}/v1", "another model", **given).start()
