@@ -194,8 +194,8 @@ def fake_selection(rank=0, ranks=1, sampler=None, prompts=16, batch=8, rollouts=
 @pytest.mark.parametrize("most", [None, 8])
 def test_ranks_have_their_parts_of_one_draw(most):
     given = {"batch": 16, "rollouts": 4, "most": most}
-    whole = [row["prompt_id"] for row in fake_selection(**given).rows(3)]
-    parts = [[row["prompt_id"] for row in fake_selection(rank, 4, **given).rows(3)] for rank in range(4)]
+    whole = [row["prompt_id"] for row in fake_selection(**given).rows(0)]
+    parts = [[row["prompt_id"] for row in fake_selection(rank, 4, **given).rows(0)] for rank in range(4)]
     assert [name for part in parts for name in part] == whole
     sizes = [len(list(rows)) for _, rows in groupby(whole)]
     assert len(sizes) == len(set(whole)) == 4
@@ -267,7 +267,7 @@ def test_a_correction_gives_the_uniform_mean_again(tmp_path):
         )
         total += float((value[rows] * ragged.weights(number)).mean()) / 1500
         ragged._draws.clear()
-    assert unequal > 1000
+    assert unequal > 500
     assert total == pytest.approx(float(value.mean()), rel=0.05)
     clipped = fake_selection(sampler=Variance(correct=True, clip=(0.5, 1.5)))
     clipped.rows(0)
