@@ -194,8 +194,8 @@ def fake_selection(rank=0, ranks=1, sampler=None, prompts=16, batch=8, rollouts=
 @pytest.mark.parametrize("most", [None, 8])
 def test_ranks_have_their_parts_of_one_draw(most):
     given = {"batch": 16, "rollouts": 4, "most": most}
-    whole = [row["prompt_id"] for row in fake_selection(**given).rows(3)]
-    parts = [[row["prompt_id"] for row in fake_selection(rank, 4, **given).rows(3)] for rank in range(4)]
+    whole = [row["prompt_id"] for row in fake_selection(**given).rows(0)]
+    parts = [[row["prompt_id"] for row in fake_selection(rank, 4, **given).rows(0)] for rank in range(4)]
     assert [name for part in parts for name in part] == whole
     sizes = [len(list(rows)) for _, rows in groupby(whole)]
     assert len(sizes) == len(set(whole)) == 4
@@ -220,6 +220,8 @@ def test_rollouts_are_divided_by_the_belief_and_compared_within_their_prompt(sam
     alike = run(tmp_path / "alike", "rloo", num_train_epochs=2, max_steps=-1)
     assert trainer.state.global_step == alike.state.global_step
     trained = 0
+    # The best division of four prompts that are alike is an equal one.
+    unequal = 0
     for each in trainer.batches:
         sizes = {name: each.ids.count(name) for name in dict.fromkeys(each.ids)}
         variances = [float(value * (1 - value)) for value in trainer.baseline.believed(list(sizes))[0]]
@@ -230,7 +232,7 @@ def test_rollouts_are_divided_by_the_belief_and_compared_within_their_prompt(sam
         )
         found = sum(v / n for v, n in zip(variances, sizes.values(), strict=True))
         assert found == pytest.approx(best[0][0])
-        assert len(set(sizes.values())) > 1
+        unequal += len(set(sizes.values())) > 1
         rewards = each.batch.rewards.tolist()
         for row, name in enumerate(each.ids):
             others = [rewards[k] for k, other in enumerate(each.ids) if other == name and k != row]
@@ -238,6 +240,7 @@ def test_rollouts_are_divided_by_the_belief_and_compared_within_their_prompt(sam
             assert float(each.trained[row]) == pytest.approx(expected, abs=1e-6)
             trained += expected != 0
     assert trained > 0
+    assert unequal > 0
     saved = [row["sampler/variance_saved"] for row in trainer.state.log_history if "sampler/variance_saved" in row]
     assert saved[-1] == pytest.approx(1 - found / (sum(variances) / 4))
     assert logged(trainer, "group_size_max")[-1] == max(sizes.values())
@@ -255,14 +258,16 @@ def test_a_correction_gives_the_uniform_mean_again(tmp_path):
     assert total == pytest.approx(float(value.mean()), rel=0.05)
     ragged = fake_selection(sampler=Variance(floor=0.1, correct=True, clip=(0.0, 1e9)), rollouts=4, batch=16, most=8)
     total = 0.0
+    unequal = 0
     for number in range(1500):
         rows = [int(row["prompt_id"]) for row in ragged.rows(number)]
-        assert len(ragged.sizes(number).unique()) > 1
+        unequal += len(ragged.sizes(number).unique()) > 1
         assert ragged.chances(number) == pytest.approx(
             [float(4 / 16 / ratio) for ratio in ragged._draws[number].ratio.repeat_interleave(ragged.sizes(number))]
         )
         total += float((value[rows] * ragged.weights(number)).mean()) / 1500
         ragged._draws.clear()
+    assert unequal > 500
     assert total == pytest.approx(float(value.mean()), rel=0.05)
     clipped = fake_selection(sampler=Variance(correct=True, clip=(0.5, 1.5)))
     clipped.rows(0)

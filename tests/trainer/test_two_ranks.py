@@ -78,7 +78,9 @@ def test_advantages_do_not_depend_on_the_number_of_ranks(names, request, tmp_pat
         assert len(batches) == 2
         for step, expected in enumerate(batches):
             groups = expected["group_ids"].tolist()
-            assert (groups == [0] * 4 + [1] * 4 + [2] * 4) == (name != UNEQUAL)
+            # The prompts of the first batch are so alike that equal groups are best.
+            equal = name != UNEQUAL or step == 0
+            assert (groups == [0] * 4 + [1] * 4 + [2] * 4) == equal
             names_of_groups = set(zip(groups, expected["prompt_ids"], strict=True))
             assert len(names_of_groups) == len(set(groups)) == len(set(expected["prompt_ids"])) == 3
             assert expected["rewards"].isnan().any()
