@@ -135,17 +135,21 @@ class BasisHistory(RangedBelief):
         self.shift_mean = 0.0
         self.shift_variance = _UNKNOWN_SHIFT
         self.step = 0
-        prompt_ids = self.values.prompt_ids if self.values else []
-        mean = variance = torch.zeros(len(prompt_ids), dtype=torch.float64)
-        if self.values is not None:
-            p = self.values.tilt(prompt_ids, smoothing)(torch.tensor([torch.inf]))[0][0]
-            mean = torch.logit(p)
-            variance = 1.0 / ((self.values.counts(prompt_ids) + 2 * smoothing) * p * (1 - p))
-        filters = len(self.drifts)
-        self._row = _rows(prompt_ids)
+        self._row = _rows(self.values.prompt_ids if self.values else [])
         # A row per prompt: ``mean_d, variance_d``, and the step at which it was last seen. It has room (`with_room`).
+        self._table = self._first_beliefs()
+
+    def _first_beliefs(self) -> Tensor:
+        """The rows of the prompts that the value table knows."""
+        mean = variance = torch.zeros(len(self._row), dtype=torch.float64)
+        if self.values is not None:
+            p = self.values.tilt(self.values.prompt_ids, self.smoothing)(torch.tensor([torch.inf]))[0][0]
+            mean = torch.logit(p)
+            counts = self.values.counts(self.values.prompt_ids) + 2 * self.smoothing
+            variance = 1.0 / (counts * p * (1 - p))
+        filters = len(self.drifts)
         known = [mean.repeat(filters, 1), variance.repeat(filters, 1), torch.zeros_like(mean)[None]]
-        self._table = torch.cat(known).T.contiguous()
+        return torch.cat(known).T.contiguous()
 
     @property
     def mean(self) -> Tensor:
