@@ -48,8 +48,8 @@ _ASKS = {
     "code": "{prompt}\n\nWrite the whole program in Python, in one block that begins with ```python.",
 }
 # Of a judge, whose address and model only the user knows; without a gold also what it is asked.
-_JUDGE = {"base_url": "http://localhost:8000/v1", "model": "Qwen/Qwen3-32B"}
-_RUBRIC = {"rubric": "How good is this answer?\nTask: {prompt}\nAnswer: {completion}", "scale": [1, 10]}
+_JUDGE: dict[str, Any] = {"base_url": "http://localhost:8000/v1", "model": "Qwen/Qwen3-32B"}
+_RUBRIC: dict[str, Any] = {"rubric": "How good is this answer?\nTask: {prompt}\nAnswer: {completion}", "scale": [1, 10]}
 # The first test of a row, by what its cell is. All of them would tell a program what to return.
 _FIRST_TEST: dict[type, str] = {
     list: '{{{{ ({0} or [""])[0] }}}}',
@@ -82,8 +82,7 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
     choices = choices_in(rows, options.solution_column) if name in (None, "choice") and not tests else {}
     name = name or ("code" if tests else "choice" if choices else None)
     columns = rows.flatten().column_names
-    has_gold = options.solution_column or set(SOLUTION_COLUMNS) & set(columns)
-    kwargs = tests if name != "judge" else _JUDGE if has_gold else _JUDGE | _RUBRIC
+    kwargs = _judged(options.solution_column, columns) if name == "judge" else tests
     reward = build_reward(name, kwargs) if name else None
     guesses = {
         "prompt_column": options.prompt_column or _guess(columns, PROMPT_COLUMNS, _PROMPTS),
@@ -115,15 +114,11 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
     if invalid or others or len(trained) > _MOST:
         keys["on_invalid_gold"] = "drop"
     keys |= {"reward_kwargs": kwargs} if kwargs else {}
-    kind = "texts" if isinstance(first[0]["prompt"], str) else "conversations"
     prompts = len(trained) - len(invalid)
     size = min(8, prompts)
-    template = _template(name, first["prompt"], with_choices=bool(choices))
-    if shown := _first_test(first, tests):
-        asked = (template or "{prompt}").replace("{prompt}", "{{ prompt }}")
-        template = f"{asked}\n\nIt has to pass this test, and others:\n\n{shown}"
+    template = _with_test(_template(name, first["prompt"], with_choices=bool(choices)), first, tests)
     return {
-        "read": f"{len(rows)} rows, whose prompts are {kind}; the columns are {', '.join(rows.column_names)}.",
+        "read": f"{len(rows)} rows, whose prompts are {_kind(first)}; the columns are {', '.join(rows.column_names)}.",
         "keys": {key: json.dumps(value, ensure_ascii=False) for key, value in keys.items()},
         "asks": template and json.dumps(template),
         "reward": name,
@@ -198,6 +193,24 @@ def tests_in(rows: Dataset, prompt_column: str | None) -> dict[str, str]:
             if most(column, first[function]):
                 return {"column": column, "fn_name": function}
     return {}
+
+
+def _kind(problems: Dataset) -> str:
+    return "texts" if isinstance(problems[0]["prompt"], str) else "conversations"
+
+
+def _judged(solution_column: str | None, columns: Sequence[str]) -> dict[str, Any]:
+    """Parameters of a judge to be filled in: with golds it compares with them, else it needs a question."""
+    has_gold = solution_column or set(SOLUTION_COLUMNS) & set(columns)
+    return _JUDGE if has_gold else _JUDGE | _RUBRIC
+
+
+def _with_test(template: str | None, problems: Dataset, tests: Mapping[str, str]) -> str | None:
+    """The template, with the first test of a row where that is needed."""
+    if not (shown := _first_test(problems, tests)):
+        return template
+    asked = (template or "{prompt}").replace("{prompt}", "{{ prompt }}")
+    return f"{asked}\n\nIt has to pass this test, and others:\n\n{shown}"
 
 
 def _first_test(problems: Dataset, tests: Mapping[str, str]) -> str | None:
