@@ -237,6 +237,8 @@ def run(scale: Scale, row: str, sampler: str, rate: float, seed: int, output: Pa
         steps_per_generation=1, max_steps=scale.budget // scale.batch, learning_rate=rate, seed=seed,
         max_completion_length=TOKENS, logging_steps=max(1, scale.every // scale.batch // 4),
     )  # fmt: skip
+    # The trainer has tried the reward on some rows.
+    drawn.update(dict.fromkeys(drawn, 0))
 
     def score(policy: Any) -> dict[str, float]:
         return scores_of(policy, tokenizer, held_out, scale.samples, task.judged)
