@@ -10,7 +10,7 @@ import typing_extensions
 
 from basis_rl.adapters.skyrl import register
 from basis_rl.baselines import BasisHistory
-from tests.adapters.test_base import by_itself, drawn
+from tests.adapters.test_adapted_baselines import by_itself, drawn
 from tests.adapters.test_verl import given
 
 with pytest.MonkeyPatch.context() as patch:

@@ -8,7 +8,7 @@ import torch
 
 from basis_rl.adapters.verl import register
 from basis_rl.baselines import BasisHistory
-from tests.adapters.test_base import by_itself, drawn
+from tests.adapters.test_adapted_baselines import by_itself, drawn
 from tests.adapters.test_verl import given
 
 ray_trainer = pytest.importorskip("verl.trainer.ppo.ray_trainer", reason="needs verl", exc_type=ImportError)

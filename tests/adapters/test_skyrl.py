@@ -8,7 +8,7 @@ import torch
 
 from basis_rl.adapters.skyrl import SkyRLEstimator, register
 from basis_rl.baselines import BasisHistory
-from tests.adapters.test_base import by_itself, drawn
+from tests.adapters.test_adapted_baselines import by_itself, drawn
 from tests.adapters.test_verl import given
 
 CONFIG = SimpleNamespace(use_kl_in_reward=False)

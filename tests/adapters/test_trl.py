@@ -13,7 +13,7 @@ from basis_rl.adapters.async_trl import BaselineQueue
 from basis_rl.adapters.trl import STATE_FILE, BaselineMixin
 from basis_rl.baselines import BasisHistory, build_baseline
 from basis_rl.identity import prompt_id
-from tests.adapters.test_base import by_itself
+from tests.adapters.test_adapted_baselines import by_itself
 from tests.support.tiny import Keeps, parity_reward, sums, tiny_model, tiny_tokenizer, tiny_trainer
 
 

@@ -9,7 +9,7 @@ import torch
 
 from basis_rl.adapters.verl import VerlEstimator, register
 from basis_rl.baselines import BasisHistory, build_baseline
-from tests.adapters.test_base import by_itself, drawn
+from tests.adapters.test_adapted_baselines import by_itself, drawn
 
 
 class Manager:

@@ -164,7 +164,7 @@ def test_an_empty_line_of_a_table_hides_no_options(tmp_path):
     path = tmp_path / "own.csv"
     lines = [f"Which is {i}?;one;two;three;;{'aBC'[i % 3]}\n" for i in range(30)]
     path.write_text("".join(["question;A;B;C;D;correct\n", *lines, ";;;;;\n"]))
-    assert main(["init", str(tmp_path / "new.yaml"), "--data", str(path)]) == 0
+    assert main(["init", str(tmp_path / "new.yaml"), "--data", str(path), "--cpu"]) == 0
     data = parse_recipe([str(tmp_path / "new.yaml")]).data
     assert (data.choices_column, data.solution_column) == ("A, B, C, D", "correct")
 
