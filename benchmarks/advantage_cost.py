@@ -90,6 +90,7 @@ def baselines(prompts: int) -> dict[str, Baseline]:
     given: dict[str, dict[str, Any]] = {
         "basis": {"values": table},
         "basis_history": {"values": table},
+        "a_star_po": {"values": table},
         "bv_blend": {"clusters": {name: i % 32 for i, name in enumerate(names)}},
     }
     return {name: build_baseline(name, **given.get(name, {})) for name in BASELINES if name not in NEEDS_A_MODEL}

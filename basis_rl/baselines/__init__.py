@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from basis_rl.baselines.a_star_po import AStarPO
 from basis_rl.baselines.base import (
     Baseline,
     CenterScale,
@@ -25,6 +26,7 @@ from basis_rl.baselines.token import EnergyBaseline, IsolatedEnergy, Opo, Optima
 from basis_rl.registry import build, name_of
 
 __all__ = [
+    "AStarPO",
     "BASELINES",
     "BVBlend",
     "Baseline",
@@ -79,6 +81,7 @@ BASELINES: dict[str, type[Baseline]] = {
     "ppo": Ppo,
     "sao": Sao,
     "spo": Spo,
+    "a_star_po": AStarPO,
     "james_stein": JamesStein,
     "ebpo": Ebpo,
     "max_rl": MaxRl,

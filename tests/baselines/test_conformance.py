@@ -17,7 +17,8 @@ TABLE = ValueTable.from_rewards({p: [1.0] * i + [0.0] * (7 - i) for i, p in enum
 GRADED = ValueTable.from_rewards({p: [0.1 * i, 0.5, 2.0, -1.0] for i, p in enumerate(IDS)})
 
 CLUSTERS = {p: i % 3 for i, p in enumerate(IDS)}
-VARIANTS = [(name, {}) for name in BASELINES if name not in ("basis", "bv_blend")]
+VARIANTS = [(name, {}) for name in BASELINES if name not in ("basis", "bv_blend", "a_star_po")]
+VARIANTS += [("a_star_po", {"values": TABLE}), ("a_star_po", {"values": GRADED, "beta1": 0.01})]
 VARIANTS += [("bv_blend", {"clusters": CLUSTERS}), ("bv_blend", {"clusters": CLUSTERS, "confidence": 0.5})]
 VARIANTS += [("reinforce_pp", {"over": "tokens"}), ("reinforce_pp_baseline", {"over": "tokens"})]
 VARIANTS += [("ppo", {"lam": 0.9, "gamma": 0.99, "whiten_advantages": False}), ("ppo", {"critic_lam": 1.0, "lam": 0.0})]

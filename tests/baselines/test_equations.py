@@ -91,6 +91,12 @@ def loop_basis(rewards, groups):
     return [0.0 if math.isnan(r) else r - b for r, b in zip(rewards, best[1], strict=True)]
 
 
+def loop_a_star_po(rewards, groups):
+    """Prompt g has g right ones of the reference rollouts."""
+    optimal = [0.5 * math.log((g * math.exp(1 / 0.5) + N_REFERENCE - g) / N_REFERENCE) for g in groups]
+    return [0.0 if math.isnan(r) else r - v for r, v in zip(rewards, optimal, strict=True)]
+
+
 TOKEN_NAMES = ("otb", "isolated_energy", "ogb", "opo", "opo token")
 
 
@@ -133,6 +139,7 @@ LOOPS = [
     ("dr_grpo", {}, of_group(lambda r, xs: r - fmean(xs))),
     ("rloo", {}, of_group(lambda r, xs: r - (sum(xs) - r) / (len(xs) - 1))),
     ("basis", {"values": table_of_counts(N_REFERENCE)}, loop_basis),
+    ("a_star_po", {"values": table_of_counts(N_REFERENCE)}, loop_a_star_po),
     ("james_stein", {}, loop_james_stein),
     ("max_rl", {}, of_group(lambda r, xs: (r - fmean(xs)) / (fmean(xs) + 1e-6) if fmean(xs) else 0.0)),
     *(("pass_at_k", {"k": k}, functools.partial(loop_pass_at_k, k=k)) for k in (1, 2)),
@@ -419,6 +426,23 @@ def test_ebpo_equals_a_loop_over_the_run_so_far():
             assert float(found.baseline[i]) == pytest.approx(values[i], abs=1e-6)
         assert found.metrics["prior"] == pytest.approx(prior)
         baseline.update(batch)
+
+
+def test_the_gradient_of_a_star_po_is_that_of_its_regression():
+    """On the policy's own rollouts, up to the factor 2 beta2."""
+    batch = ragged_batch(0, smallest=1)
+    shape, beta2 = batch.action_mask.shape, 0.05
+    generator = torch.Generator().manual_seed(0)
+    reference, log_probs = -torch.rand(2, *shape, generator=generator, dtype=torch.float64)
+    log_probs.requires_grad_()
+    ratio = torch.where(batch.action_mask, log_probs - reference, 0.0)
+    baseline = build_baseline("a_star_po", values=table_of_counts(N_REFERENCE))
+    found = baseline.advantages(replace(batch, kl=beta2 * ratio.detach()))
+    scored = ~batch.rewards.isnan()
+    missed = beta2 * ratio.sum(dim=1) - (batch.rewards.double() - found.baseline)
+    regression = torch.autograd.grad((missed[scored] ** 2).sum(), log_probs, retain_graph=True)[0]
+    reinforce = torch.autograd.grad(-(found.values * ratio.sum(dim=1)).sum(), log_probs)[0]
+    torch.testing.assert_close(regression, 2 * beta2 * reinforce)
 
 
 @pytest.mark.parametrize("table", [False, True])

@@ -46,12 +46,13 @@ def test_types_that_fit_are_taken():
 
 
 TABLE = ValueTable.from_rewards({"a": [0.0, 1.0]}, provenance={"model": "this"})
-NEEDED = {"basis": {"values": TABLE}, "bv_blend": {"clusters": {"a": 0}}}
+NEEDED = {"basis": {"values": TABLE}, "a_star_po": {"values": TABLE}, "bv_blend": {"clusters": {"a": 0}}}
 
 
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
+        ("a_star_po", {"beta1": 0.0}, "beta1 must be positive"),
         ("basis", {"weighting": "blue"}, "weighting must be one of unb, vop, rvg, none"),
         ("basis", {"calibration": "mse"}, "calibration must be one of common, likelihood, literal, none"),
         ("basis", {"smoothing": -1}, "smoothing >= 0"),

@@ -52,7 +52,7 @@ def table_for(dataset: Dataset) -> ValueTable:
 
 def named_baseline(name: str, dataset: Dataset) -> Baseline:
     """A registered baseline with what it needs to know of the dataset."""
-    tables = {"basis": {"values": table_for(dataset)}, "basis_history": {"values": table_for(dataset)}}
+    tables = {name: {"values": table_for(dataset)} for name in ("basis", "basis_history", "a_star_po")}
     clusters = {p: i % 3 for i, p in enumerate(dataset["prompt_id"])}
     # The tiny model is built in memory, so there is no folder to load a value model from.
     head = {"critic_model": None, "critic_freeze_attention": False, "critic_warmup_steps": 0}
