@@ -26,8 +26,8 @@ from basis_rl.baselines.token import EnergyBaseline, IsolatedEnergy, Opo, Optima
 from basis_rl.registry import build, name_of
 
 __all__ = [
-    "AStarPO",
     "BASELINES",
+    "AStarPO",
     "BVBlend",
     "Baseline",
     "Basis",
