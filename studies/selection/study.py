@@ -1,6 +1,6 @@
 """Does it help to choose prompts by the value belief, and when do estimators differ?
 
-    python -m studies.selection.study [--again | --long | --task alike] [--runs N] [--report] [--quick]
+    python -m studies.selection.study [--again | --long | --unequal | --task alike] [--runs N] [--report] [--quick]
 
 The task is similar to RLVR (`studies.selection.task`): 66 % of the prompts are nearly solved; 19 % are hard, because
 they need two right choices among strategies of which the likeliest is wrong; and 15 % are impossible. Each row of the
@@ -12,7 +12,8 @@ Accuracy and pass@8 are measured with eight rollouts at temperature 1 for each h
 
 ``--again`` repeats the most important rows with six further seeds: the settings that are recommended were chosen by
 the results of the first three. ``--task alike`` has prompts of one difficulty, so nothing can be gained by choosing.
-``--long`` is four times as long, to see which rows collapse. With ``--rows`` or ``--samplers``, each of the rows is run
+``--long`` is four times as long, to see which rows collapse. ``--unequal`` compares equal groups with those that
+``max_generations`` divides by the belief. With ``--rows`` or ``--samplers``, each of the rows is run
 with each of the samplers.
 
 How the task was chosen: the choices below were made with uniform prompts and one seed only, and not to favour any row.
@@ -66,9 +67,11 @@ LCB_TEXT = "basis_history, text, lcb"
 # Without a table, Beta beliefs; the others have ``target: value``, which was the default when they were measured.
 OPTIMAL, OPTIMAL_TOKEN = "basis_history, optimal", "basis_history, optimal_token"
 HISTORY_TABLE = "basis_history, table, gaussian"
+UNEQUAL = "grpo G=8, at most 24"
 # The baseline of a row, and its rollouts per prompt.
 ROWS: dict[str, tuple[str, int]] = {
     GROUPS: ("grpo", 8),
+    UNEQUAL: ("grpo", 8),  # on average
     GAUSSIAN: ("basis_history", 1),  # without a table
     HISTORY_TABLE: ("basis_history", 1),  # begins with the table's values
     HISTORY: ("basis_history", 1),  # without a table, Beta beliefs
@@ -84,6 +87,7 @@ ROWS: dict[str, tuple[str, int]] = {
     "ppo": ("ppo", 1),
     "spo": ("spo", 1),
 }
+MOST = {UNEQUAL: 24}  # `max_generations`
 TABLES = (TABLE, HISTORY_TABLE, LCB_TABLE)
 # The exponents of (1 - V) and V may follow a name, and then the floor.
 SAMPLERS = (UNIFORM, "variance", "frontier", "frontier 2:1", "spo", "thompson", DYNAMIC)
@@ -102,6 +106,7 @@ PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
         (GROUPS, UNIFORM), (LCB, BEST), (LCB, UNIFORM), ("spo", "spo"), (GROUPS, "frontier"), (LCB_TABLE, BEST),
     ),
     "long": ((GROUPS, UNIFORM), (LCB, BEST), ("none", UNIFORM), ("none", BEST)),
+    "unequal": ((GROUPS, UNIFORM), (UNEQUAL, UNIFORM), (GROUPS, BEST), (UNEQUAL, BEST)),
     "alike": ((GROUPS, UNIFORM), (GAUSSIAN, UNIFORM), (LCB, UNIFORM), (LCB, BEST)),
 }  # fmt: skip
 RATES, ONE_RATE, LONG = [3e-4, 6e-4, 9e-4], [6e-4], 4  # LONG: how many times as long
@@ -233,7 +238,8 @@ def run(scale: Scale, row: str, sampler: str, rate: float, seed: int, output: Pa
     model, tokenizer = loaded(folder)
     trainer = trainer_for(
         model, tokenizer, prompts, baseline_of(row, folder), folder / "run", counting(drawn),
-        prompt_sampler=sampler_of(sampler), num_generations=ROWS[row][1], per_device_train_batch_size=scale.batch,
+        prompt_sampler=sampler_of(sampler), num_generations=ROWS[row][1], max_generations=MOST.get(row),
+        per_device_train_batch_size=scale.batch,
         steps_per_generation=1, max_steps=scale.budget // scale.batch, learning_rate=rate, seed=seed,
         max_completion_length=TOKENS, logging_steps=max(1, scale.every // scale.batch // 4),
     )  # fmt: skip
@@ -288,6 +294,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--again", action="store_true", help=f"fewer rows, and seeds {FURTHER_SEEDS}")
     kinds.add_argument("--long", action="store_true", help=f"train on {LONG} times as many rollouts, with fewer rows")
+    kinds.add_argument("--unequal", action="store_true", help="equal groups, and groups divided by the belief")
     kinds.add_argument("--task", choices=list(TASKS), default=Scale.task)
     parser.add_argument("--budget", type=int, help=f"rollouts per run ({Scale.budget}; {LONG} times that with --long)")
     parser.add_argument("--rates", type=float, nargs="+", help=f"({RATES}; with --long and --task alike {ONE_RATE})")
@@ -298,8 +305,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--report", action="store_true", help="print and plot the stored table, and train nothing")
     options = parser.parse_args(argv)
     alike = options.task if options.task != Scale.task else ""
-    options.part = "again" if options.again else "long" if options.long else alike
-    options.rates = options.rates or (ONE_RATE if options.part in ("long", "alike") else RATES)
+    options.part = next((each for each in ("again", "long", "unequal") if getattr(options, each)), alike)
+    options.rates = options.rates or (
+        ONE_RATE if options.part in ("long", "alike") else RATES[:2] if options.unequal else RATES
+    )
     options.seeds = options.seeds or (FURTHER_SEEDS if options.again else SEEDS)
     options.budget = options.budget or Scale.budget * (LONG if options.long else 1)
     options.study = "_".join(filter(None, ("selection_study", options.part)))

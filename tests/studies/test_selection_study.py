@@ -122,7 +122,7 @@ def test_the_median_run_must_reach_the_level_not_the_fastest():
 
 
 def test_every_row_of_a_study_has_all_rates_and_seeds(tmp_path):
-    for words in ([], ["--again"], ["--long"], ["--task", "alike"]):
+    for words in ([], ["--again"], ["--long"], ["--unequal"], ["--task", "alike"]):
         options = study.parse([*words, "--output", str(tmp_path)])
         plans = study.planned(study.Scale(), options)
         each = len(options.rates) * len(options.seeds)
