@@ -47,7 +47,7 @@ from studies.training import RECIPE, Measured, measured_training, quickstart_mod
 ROWS: dict[str, tuple[str, dict[str, Any], int]] = {
     "none": ("none", {}, 1),
     "batch_mean": ("batch_mean", {}, 1),
-    "basis_history": ("basis_history", {}, 1),
+    "basis_history": ("basis_history", {"target": "value"}, 1),
     "batch_mean, optimal": ("batch_mean", {"target": "optimal"}, 1),
     "basis_history, optimal": ("basis_history", {"target": "optimal"}, 1),
     "basis_history, optimal_token": ("basis_history", {"target": "optimal_token"}, 1),
