@@ -40,6 +40,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_MOST_ENTRIES = 100_000
 _FLOAT = re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
 
@@ -85,8 +86,26 @@ def split_path(argv: list[str]) -> tuple[str | None, list[str]]:
 
 
 def parse_yaml(text: str) -> Any:
-    """YAML in which ``1e-6`` is a number."""
-    return yaml.load(text, Loader=_Loader)
+    """YAML in which ``1e-6`` is a number. What is nested too deep, or grows by its anchors, is no valid YAML."""
+    try:
+        value = yaml.load(text, Loader=_Loader)
+        entries = _entries(value, {})
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deep, or an anchor contains itself") from None
+    if entries > _MOST_ENTRIES:
+        raise yaml.YAMLError(f"its anchors make {entries:,} entries of it, more than {_MOST_ENTRIES:,}")
+    return value
+
+
+def _entries(value: Any, known: dict[int, int]) -> int:
+    """How many entries a value has in all, where what stands in several places counts in each."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = 1 + sum(
+            _entries(each, known) for each in (value.values() if isinstance(value, dict) else value)
+        )
+    return known[id(value)]
 
 
 def parse_value(flag: str, text: str) -> Any:
@@ -160,7 +179,10 @@ def without_sections(config: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 def set_environment(config: Mapping[str, Any]) -> None:
     """Set the variables of the recipe's ``env`` mapping, as TRL does."""
-    for name, value in (config.get("env") or {}).items():
+    given = config.get("env") or {}
+    if not isinstance(given, dict):
+        raise ValueError(f"env must be a mapping (`env: {{NAME: value}}`), got {given!r}.")
+    for name, value in given.items():
         os.environ[name] = str(value)
 
 

@@ -103,7 +103,21 @@ def test_bad_requests_get_one_message(case, command, recipe, capsys):
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize(("text", "message"), [("a: [1", "not valid YAML"), ("- a", "must hold `key: value` lines")])
+# Nine anchors, each nine times the one before.
+GROWING = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1", "not valid YAML"),
+        ("- a", "must hold `key: value` lines"),
+        (f"a: {'[' * 3000}{']' * 3000}", "is nested too deep"),
+        ("a: &a [*a]", "an anchor contains itself"),
+        (GROWING, "its anchors make 1,362,025,156 entries"),
+        ("env: [1, 2]", "env must be a mapping"),
+    ],
+)
 def test_recipes_that_cannot_be_read(text, message, tmp_path, capsys):
     (tmp_path / "broken.yaml").write_text(text)
     assert main(["check", str(tmp_path / "broken.yaml")]) == 2
