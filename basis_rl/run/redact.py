@@ -12,8 +12,14 @@ from typing import Any
 
 HIDDEN = "<hidden>"
 # Repetitions have bounds: a model may write a text of any form, and reading it must take time linear in its length.
-_PLAIN_WORDS = "token|secret|password|passwd|pwd|credentials?|auth|authorization"
+# detect-secrets knows no names of settings, and of addresses that are secrets none but Slack's tokens.
+_PLAIN_WORDS = (
+    "token|secrets?|passwords?|passwd|passphrase|pwd|pw|pat|sig|signature|credentials?|auth|authorization"
+    "|(?:access|auth|bearer|refresh)[_-]tokens|(?:access|account|api|private|secret|signing)[_-]?keys"
+)
 _WORDS = rf"(?:api[_-]?key|[a-z0-9]{{1,40}}[_-]key(?:[_-]id)?|key|{_PLAIN_WORDS})"
+# Where a word of a name begins: `hub_token`, `accessToken`.
+_BEGINS = r"(?:(?<![A-Za-z0-9])|(?-i:(?<=[a-z0-9])(?=[A-Z])))"
 _PREFIX = r"(?:[\w.-]{0,64}[_\-.])?"
 _SECRET_KEYS = re.compile(rf"(^|[_\-.]){_WORDS}$", re.IGNORECASE)
 # Of a tokenizer or a table: no secrets.
@@ -33,6 +39,8 @@ _SHAPES = re.compile(
     # AWS, Google.
     r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[\w-]{30,}|\bya29\.[\w-]{20,}"
     r"|\b(?:npm_[A-Za-z0-9]{30,}|pypi-[\w-]{20,}|dop_v1_[a-f0-9]{32,}|wandb_v1_\w{16,}|nvapi-[\w-]{16,}|r8_\w{20,}|gsk_\w{20,})"
+    # Addresses that are secrets themselves.
+    r"|\bhooks\.slack\.com/[\w/-]+|\bdiscord(?:app)?\.com/api/webhooks/[\w/-]+|\bwebhook\.office\.com/[\w/@-]+"
     # JSON web tokens.
     r"|\beyJ[\w-]{8,2000}\.[\w-]{8,}\.[\w-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
@@ -42,24 +50,26 @@ _SHAPES = re.compile(
 _MARKS = (
     *("hf_", "api_org_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "sk-", "sk_", "pk-", "pk_"),
     *("rk-", "rk_", "xox", "AKIA", "ASIA", "AIza", "ya29.", "npm_", "pypi-", "dop_v1_", "wandb_v1_", "nvapi-", "r8_"),
-    *("gsk_", "eyJ", "-----BEGIN "),
+    *("gsk_", "eyJ", "-----BEGIN ", "hooks.slack.com", "/api/webhooks/", "webhook.office.com"),
 )
 _NAMED = re.compile(rf"""(?:key(?:[_-]id)?|{_PLAIN_WORDS})["']?\s*[=:]""")
 # Before a colon these may be ordinary English: "token by token: think".
-_PROSE = {"key", "token", "secret", "auth", "authorization"}
+_PROSE = {"key", "token", "secret", "secrets", "auth", "authorization", "pat", "signature"}
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 # `Bearer X`; `key: X` and `key=X` in a text, of which the value goes; `--key X`.
 _BEARER = re.compile(r"\b((?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
 _ASSIGNED = re.compile(
-    rf"""((?<![A-Za-z0-9]){_PREFIX}{_WORDS}["']?\s*(?:=|:)\s*)("[^"]*"|'[^']*'|[^\s,;&"'}}\]]+)""",
+    rf"""({_BEGINS}{_WORDS}["']?\s*(?:=|:)\s*)("[^"]*"|'[^']*'|\[[^\]\n]{{1,4000}}\]|[^\s,;&"'}}\]]+)""",
     re.IGNORECASE,
 )
-_FLAG = re.compile(rf"""(--?{_PREFIX}{_WORDS}\s+)("[^"]*"|'[^']*'|[^\s"'-]\S*)""", re.IGNORECASE)
+# Only at the first of several dashes.
+_FLAG = re.compile(rf"""(?<![\w.-])(--?{_PREFIX}{_WORDS}\s+)("[^"]*"|'[^']*'|[^\s"'-]\S*)""", re.IGNORECASE)
 
 
 def is_secret(key: object) -> bool:
-    """Whether a setting of this name holds a secret: ``hub_token``, ``api_key``, ``secret_access_key`` and the like."""
-    return bool(_SECRET_KEYS.search(str(key))) and not _PUBLIC_KEYS.search(str(key))
+    """Whether a setting of this name holds a secret: ``hub_token``, ``api_key``, ``accessToken`` and the like."""
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(key))
+    return bool(_SECRET_KEYS.search(name)) and not _PUBLIC_KEYS.search(name.lower())
 
 
 def redact(value: Any) -> Any:
@@ -92,7 +102,9 @@ def _redact_text(text: str) -> str:
 
 
 def _hide_value(found: re.Match[str]) -> str:
-    name = re.split(r"[\s=:]", found[1].strip())[0].strip("\"'").lstrip("-")
+    before = re.search(r"[\w.-]*\Z", found.string[max(0, found.start() - 64) : found.start()])
+    assert before is not None
+    name = (before[0] + re.split(r"[\s=:]", found[1].strip())[0].strip("\"'")).lstrip("-")
     prose = name.lower() in _PROSE and found[1].rstrip().endswith(":") and not re.search(r"\d", found[2])
     return f"{found[1]}{HIDDEN}" if is_secret(name) and not prose else found[0]
 

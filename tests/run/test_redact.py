@@ -1,4 +1,4 @@
-"""Secrets of thirty shapes do not reach what is saved, and what is no secret stays."""
+"""Secrets of many shapes do not reach what is saved, and what is no secret stays."""
 
 import json
 import time
@@ -46,8 +46,23 @@ def test_command_lines():
     assert shown[5:] == ["--api-key=<hidden>", '--kwargs={"dtype": "bf16"}', "--seed", "3"]
 
 
-UNITS = ["_", "a_", "-", "sk-", "eyJaaaaaaaa-", "://", 'key="', "--key ", "-a_", "_key", "_" * 64 + "a" * 500]
-UNITS += ["[", '{"a":', "[" + "1" * 5000 + ",", "key: ", "-----BEGIN "]
+UNITS = [
+    "_",
+    "a_",
+    "-",
+    "sk-",
+    "eyJaaaaaaaa-",
+    "://",
+    'key="',
+    "--key ",
+    "-a_",
+    "_key",
+    "Token",
+    "aT",
+    "pw ",
+    "_" * 64 + "a" * 500,
+]
+UNITS += ["Token", "aT", "pw ", "- ", "[", '{"a":', "[" + "1" * 5000 + ",", "key: ", "-----BEGIN "]
 
 
 @pytest.mark.parametrize("unit", UNITS)
