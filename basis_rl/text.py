@@ -21,12 +21,18 @@ def render(template: Path, *, html: bool = False, **values: Any) -> str:
     return environment.from_string(template.read_text(encoding="utf-8")).render(**values)
 
 
-_HARMFUL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Characters that control a terminal, change the direction of writing or are invalid.
+HARMFUL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 
 
 def printable(text: str) -> str:
-    """Replace characters that control a terminal, change the direction of writing or are invalid by their codes."""
-    return _HARMFUL.sub(lambda found: f"\\x{ord(found[0]):02x}", text).expandtabs(4)
+    """Replace harmful characters by their codes."""
+    return re.sub(HARMFUL, lambda found: shown_code(found[0]), text).expandtabs(4)
+
+
+def shown_code(character: str) -> str:
+    """``\\x1b`` for an escape."""
+    return f"\\x{ord(character):02x}"
 
 
 def markdown_table(rows: Sequence[Sequence[object]], head: Sequence[str]) -> str:

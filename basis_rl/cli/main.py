@@ -12,6 +12,7 @@ import yaml
 from basis_rl import __version__, resources
 from basis_rl.names import did_you_mean, require_extra
 from basis_rl.recipe.words import peek
+from basis_rl.run.terminal import guarded_output
 
 COMMANDS = {
     "quickstart": "train a small model on this CPU, from nothing, in a few minutes",
@@ -60,6 +61,7 @@ all keys of TRL and transformers. BASIS_RL_DEBUG=1 shows the traceback of an
 error in a recipe."""
 
 
+@guarded_output()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, or 2 for a message about what was asked for."""
     arguments = list(sys.argv[1:] if argv is None else argv)

@@ -27,7 +27,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopOnSignal(TrainerCallback):
-    """SIGTERM, SIGUSR1, Ctrl-C or a file ``STOP`` in ``output_dir``: all ranks finish the step, save it and stop.
+    """SIGTERM, SIGUSR1, SIGHUP, Ctrl-C or a file ``STOP`` in ``output_dir``: all ranks finish the step, save it, stop.
 
     `stopped` says that it has happened, and `raised` is what then ends the program on every rank, as the signal itself
     would have: a script must not take the run for a finished one.
@@ -57,7 +57,9 @@ class StopOnSignal(TrainerCallback):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._ask) for number in SIGNALS}
+        # A terminal that was closed; unless the run was started with `nohup`.
+        hangup = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+        before = {number: signal.signal(number, self._ask) for number in (*SIGNALS, *hangup)}
         try:
             yield
         finally:

@@ -59,6 +59,7 @@ from basis_rl.run.record import RunInfo
 from basis_rl.run.rollouts import KeptRollouts
 from basis_rl.run.run_lock import check_place, end_with_launcher, held
 from basis_rl.run.seams import attributes
+from basis_rl.run.terminal import guarded_output
 from basis_rl.run.usage import Spending
 from basis_rl.samplers import Draw, PromptSampler, ValueBelief
 from basis_rl.trainer import scoring
@@ -1064,12 +1065,13 @@ class BasisTrainer(GRPOTrainer):
 
     # The run: epochs, evaluation, log.
 
+    @guarded_output()
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As in transformers; ``True`` resumes from the newest checkpoint that is whole, ``"auto"`` if there is one.
 
-        SIGTERM, SIGUSR1, Ctrl-C or a file ``STOP`` in ``output_dir`` stop it after the current step, with a checkpoint.
-        While it waits for a vLLM server, a signal stops it at once. `stop_on_signal.stopped` is then True. From a
-        checkpoint at or after ``max_steps`` nothing is trained, and `was_finished` is then True.
+        SIGTERM, SIGUSR1, SIGHUP, Ctrl-C or a file ``STOP`` in ``output_dir`` stop it after the current step, with a
+        checkpoint. While it waits for a vLLM server, a signal stops it at once. `stop_on_signal.stopped` is then
+        True. From a checkpoint at or after ``max_steps`` nothing is trained, and `was_finished` is then True.
 
         Raises:
             KeyboardInterrupt: Ctrl-C or the file ``STOP`` stopped it.
@@ -1212,6 +1214,7 @@ class BasisTrainer(GRPOTrainer):
             seed=self.args.seed,
         )
 
+    @guarded_output()
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:

@@ -155,7 +155,8 @@ def test_a_rank_stops_when_another_one_was_asked(others, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "numbers", [[signal.SIGTERM], [signal.SIGUSR1], [signal.SIGINT], [signal.SIGTERM, signal.SIGTERM], []]
+    "numbers",
+    [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGUSR1], [signal.SIGINT], [signal.SIGTERM, signal.SIGTERM], []],
 )
 def test_a_signal_or_a_file_ends_the_run_with_a_checkpoint_and_the_script(numbers, tmp_path):
     """A signal that comes twice at once counts once, and a STOP file from before the run not at all."""
