@@ -1,0 +1,265 @@
+"""The yardstick: what an estimator's values miss, and how noisy its gradient is, on logged rollouts of a real model.
+
+    python -m studies.yardstick [ESTIMATOR ...] [--group 1 2 4 8] [--permutations 8]
+    python -m studies.yardstick --make MODEL [--problems 64] [--rewards 256] [--logged 32]
+
+ESTIMATOR is ``NAME`` or ``NAME={PARAMETERS AS JSON}``; NAME is a registered baseline or ``module:Class`` of your own, a
+`basis_rl.baselines.Baseline`. Without any, those of `ROWS`. A minute on one core, no model needed.
+
+**The data**, ``studies/results/yardstick.npz``: 64 problems of arithmetic (`examples.smollm2.problems`), and of each
+256 rollouts of SmolLM2-135M after 40 steps of ``examples/smollm2/smollm2.yaml``, at temperature 1. Their mean reward is
+the true value. The first 32 rollouts of each problem are logged in full: reward, tokens, log-probabilities, energies,
+and the gradient of the rollout's log-probability in all weights, each weight divided by the root mean square of its
+gradient (as Adam's steps are), in 64 random projections: weights get random signs and are summed in turn.
+
+**A score.** The logged rollouts come in batches of 64: each problem once, or 32, 16 or 8 problems with 2, 4 or 8
+rollouts each. The policy stays as it is, so a belief sees each problem 32 times at one rollout and 4 times at eight.
+
+- ``error N``: mean squared error of the baseline to the true value at the N-th visit (unbiased: less the true value's
+  own noise).
+- ``noise``: ``E|g - E g|^2 / |E g|^2`` of a batch's gradient g, over the later half of the visits. Alternate visits
+  draw from two halves of the rollouts, so that the product of their mean gradients has no noise in expectation.
+- ``rollouts``: how many times the rollouts of a batch that true values would need for the same noise.
+- ``power A to B``: the same for problems that are solved with such a rate: the power of a rollout's gradient over that
+  with true values, over the later half of the visits. Only rows whose advantages are not scaled compare by it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from basis_rl.baselines import BASELINES, Baseline, CenterScale
+from basis_rl.registry import build
+from basis_rl.text import markdown_table
+from basis_rl.types import RolloutBatch
+from basis_rl.values.table import ValueTable
+from benchmarks.common import one_thread
+from examples.smollm2 import problems as arithmetic
+from studies.least.variance import Rollouts, drawn, loaded, log_probs, measure_energies
+from studies.runs import RESULTS, placed, save_table, study_parser
+
+BATCH, SKETCH, TABLE = 64, 64, 8
+FILE = RESULTS / "yardstick.npz"
+VISITS = (1, 3, 10, 32)
+RATES = (0.0, 0.05, 0.5, 0.9, 1.0)  # of success, between which problems are alike
+ROWS = (
+    "none", "batch_mean", 'batch_mean={"target": "optimal"}', "reinforce_pp", "spo", 'spo={"normalize": false}',
+    'basis_history={"target": "value"}', "basis_history", 'basis_history={"prior": "text"}', "basis",
+    "dr_grpo", "grpo", "rloo", "james_stein", "ebpo", "max_rl", "ogb",
+)  # fmt: skip
+
+
+class TrueValue(CenterScale):
+    """``r - V`` with the value of all rewards but the logged ones."""
+
+    def __init__(self, values: dict[str, float]) -> None:
+        self.values = values
+
+    def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        raise AssertionError("see advantages")
+
+    def advantages(self, batch: RolloutBatch) -> Any:
+        self.center = lambda rewards, groups: torch.tensor([self.values[name] for name in batch.prompt_ids])  # type: ignore[method-assign]
+        return super().advantages(batch)
+
+
+def sketched(model: Any, rollouts: Rollouts, squares: dict[str, Tensor]) -> Tensor:
+    """``(N, SKETCH)``: random projections of the gradient of each rollout's log-probability, scaled as Adam's steps."""
+    # What never had a gradient has none to project.
+    least = 1e-6 * torch.cat([each.flatten() for each in squares.values()]).mean()
+    generator = torch.Generator().manual_seed(0)
+    factors = {}
+    for name, each in squares.items():
+        signs = torch.randint(0, 2, each.shape, generator=generator, dtype=torch.int8) * 2 - 1
+        factors[name] = signs * each.clamp(min=float(least)).rsqrt()
+    weights = dict(model.named_parameters())
+    found = torch.zeros(len(rollouts.ids), SKETCH)
+    for row in range(len(rollouts.ids)):
+        model.zero_grad()
+        log_probs(model, weights, rollouts, slice(row, row + 1))[0].sum().backward()
+        for name, weight in weights.items():
+            flat = (weight.grad.float() * factors[name]).flatten()
+            whole = len(flat) // SKETCH * SKETCH
+            found[row] += flat[:whole].view(-1, SKETCH).sum(dim=0)
+            found[row, : len(flat) - whole] += flat[whole:]
+        if (row + 1) % BATCH == 0:
+            print(f"gradients of {row + 1} of {len(found)} rollouts", flush=True)
+    model.zero_grad()
+    return found
+
+
+def make(folder: Path, problems: int, rewards: int, logged: int, path: Path) -> None:
+    """Sample, measure and write the data set."""
+    torch.manual_seed(0)
+    model, tokenizer = loaded(folder, torch.bfloat16)
+    every = drawn(model, tokenizer, "smollm2", problems, rewards)
+    rows = (torch.arange(problems)[:, None] * rewards + torch.arange(logged)).flatten()
+    nothing = torch.zeros(len(rows), every.mask.shape[1])
+    kept = Rollouts(
+        every.ids[rows], every.mask[rows], every.places[rows], every.rewards[rows], nothing, nothing.clone(), {}
+    )
+    print(f"{len(every.rewards)} rollouts, {float(every.rewards.mean()):.3f} right", flush=True)
+    squares = measure_energies(model, kept)
+    with torch.no_grad():
+        parts = [slice(start, start + BATCH) for start in range(0, len(rows), BATCH)]
+        scores = torch.cat([log_probs(model, dict(model.named_parameters()), kept, part)[0] for part in parts])
+    small = {
+        "rewards": every.rewards.reshape(problems, rewards).bool(),
+        "tokens": torch.where(kept.mask, kept.ids.gather(1, kept.places), -1).to(torch.int32),
+        "log_probs": scores.half(),
+        "energies": kept.logit_energies.half(),
+        "gradient_energies": kept.energies.float(),
+        "gradients": sketched(model, kept, squares).half(),
+    }
+    np.savez_compressed(path, **{name: each.numpy() for name, each in small.items()})
+    print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
+
+
+class Data:
+    """What ``yardstick.npz`` holds; rollouts are numbered by problem, L of each."""
+
+    def __init__(self, path: Path) -> None:
+        with np.load(path) as file:
+            found = {name: torch.from_numpy(file[name]) for name in file.files}
+        self.problems, self.all = found["rewards"].shape
+        self.logged = len(found["tokens"]) // self.problems
+        first, rest = found["rewards"].float().split([self.logged, self.all - self.logged], dim=1)
+        self.rewards = first.flatten()
+        self.texts = [row["prompt"] for row in arithmetic.rows(1800)[400 : 400 + self.problems]]
+        # A table of reference rollouts, for those that need one; the true value knows nothing of its rollouts.
+        table, rest = rest.split([TABLE, rest.shape[1] - TABLE], dim=1)
+        self.table = ValueTable.from_rewards({str(i): row.tolist() for i, row in enumerate(table)})
+        self.values = rest.double().mean(dim=1)
+        self.noise_of_values = float((self.values * (1 - self.values)).mean() / (rest.shape[1] - 1))
+        self.mask = found["tokens"] >= 0
+        self.signals = {name: found[name].float() for name in ("log_probs", "energies", "gradient_energies")}
+        self.gradients = found["gradients"].double()
+
+    def batch(self, rows: Tensor, step: int, wanted: frozenset[str]) -> RolloutBatch:
+        numbers = (rows // self.logged).tolist()
+        given: dict[str, Any] = {name: each[rows] for name, each in self.signals.items() if name in wanted}
+        if "prompt_texts" in wanted:
+            given["prompt_texts"] = [self.texts[number] for number in numbers]
+        return RolloutBatch(
+            rewards=self.rewards[rows], group_ids=rows // self.logged, prompt_ids=[str(number) for number in numbers],
+            action_mask=self.mask[rows], step=step, **given,
+        )  # fmt: skip
+
+    def batches(self, group: int, seed: int) -> Iterator[tuple[int, Tensor]]:
+        """Visits, counted from 0, and rollouts of batches; even visits draw from the first half of each problem's."""
+        generator = torch.Generator().manual_seed(seed)
+        half = self.logged // 2
+        orders = torch.stack(
+            [
+                torch.cat([torch.randperm(half, generator=generator) + start for start in (0, half)])
+                for _ in range(self.problems)
+            ]
+        )
+        # (problem, half, visit, rollout) -> (problem, visit, rollout), the halves in turn.
+        turns = orders.view(self.problems, 2, -1, group).transpose(1, 2).reshape(self.problems, -1, group)
+        turns = turns + self.logged * torch.arange(self.problems)[:, None, None]
+        for visit in range(turns.shape[1]):
+            for chosen in torch.randperm(self.problems, generator=generator).split(BATCH // group):
+                yield visit, turns[chosen, visit].flatten()
+
+
+def estimator(text: str, data: Data) -> Baseline:
+    """``NAME`` or ``NAME={JSON}``."""
+    if text == "true value":
+        return TrueValue({str(i): float(v) for i, v in enumerate(data.values)})
+    name, _, params = text.partition("=")
+    given = json.loads(params) if params else {}
+    if name in ("basis", "a_star_po"):
+        given.setdefault("values", data.table)
+    built: Baseline = build("baseline", BASELINES, Baseline, name, given)
+    missing = (built.requires | built.learns_from) - {*data.signals, "prompt_texts", "turn_rewards"}
+    if missing:
+        raise SystemExit(f"{text} reads {', '.join(sorted(missing))}, which the logged rollouts do not have.")
+    return built
+
+
+def score(text: str, group: int, permutations: int, data: Data) -> dict[str, Any]:
+    """Errors by visit, and the moments of a batch's gradient."""
+    errors: dict[int, list[float]] = {}
+    gradients: tuple[list[Tensor], list[Tensor]] = ([], [])
+    norms = data.gradients.square().sum(dim=1)
+    powers = torch.zeros(data.problems, dtype=torch.float64)
+    for seed in range(permutations):
+        baseline = estimator(text, data)
+        wanted = baseline.requires | baseline.learns_from
+        for step, (visit, rows) in enumerate(data.batches(group, seed)):
+            batch = data.batch(rows, step, wanted)
+            found = baseline.advantages(batch)
+            if found.values.ndim == 2:
+                raise SystemExit(f"{text} has an advantage for each token; the gradients here are those of rollouts.")
+            away = (found.baseline.double() - data.values[rows // data.logged]).square().mean()
+            errors.setdefault(visit + 1, []).append(float(away) - data.noise_of_values)
+            if visit >= data.logged // group // 2:
+                powers.index_add_(0, rows // data.logged, found.values.double() ** 2 * norms[rows])
+                gradients[visit % 2].append((found.values.double()[:, None] * data.gradients[rows]).mean(dim=0))
+            baseline.update(batch)
+    even, odd = (torch.stack(each) for each in gradients)
+    signal = float((even.mean(dim=0) * odd.mean(dim=0)).sum())
+    power = float(torch.cat([even, odd]).square().sum(dim=1).mean())
+    # Too little signal to be told from 0.
+    noise = (power - signal) / signal if signal > 0 else float("nan")
+    told = {f"error {visit}": float(np.mean(errors[visit])) for visit in VISITS if visit in errors}
+    blank = {f"error {visit}": None for visit in VISITS}
+    bins = torch.bucketize(data.values, torch.tensor(RATES[1:-1], dtype=torch.float64), right=True)
+    by_rate = {
+        f"power {low:g} to {high:g}": float(powers[bins == i].sum()) for i, (low, high) in enumerate(pairwise(RATES))
+    }
+    return {"estimator": text, "group": group, **blank, **told, "noise": noise, **by_rate}
+
+
+def scores(names: list[str], groups: list[int], permutations: int, data: Data) -> list[dict[str, Any]]:
+    """A row for each estimator and each group size that it takes; the true value's comes first."""
+    rows = []
+    for group in groups:
+        for text in ["true value", *names]:
+            if estimator(text, data).min_group_size > group:
+                continue
+            rows.append(score(text, group, permutations, data))
+    best = dict(rows[0])
+    for row in rows:
+        row["rollouts"] = row["noise"] / best["noise"]
+        for name in filter(lambda key: key.startswith("power"), best):
+            row[name] = row[name] / best[name] if best[name] else float("nan")
+    return rows
+
+
+def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
+    """Make the data, or score, print and, without ESTIMATOR, save."""
+    parser = study_parser(__doc__, "yardstick")
+    parser.add_argument("estimators", nargs="*", metavar="ESTIMATOR")
+    parser.add_argument("--group", nargs="+", type=int, default=[1, 2, 4, 8], choices=[1, 2, 4, 8])
+    parser.add_argument("--permutations", type=int, default=8)
+    parser.add_argument("--make", type=Path, metavar="MODEL", help="make the data set with this model")
+    for name, default in (("problems", 64), ("rewards", 256), ("logged", 32)):
+        parser.add_argument(f"--{name}", type=int, default=default, help=argparse.SUPPRESS)
+    parser.add_argument("--data", type=Path, default=FILE, help=f"the data set ({FILE.name})")
+    options = placed(parser.parse_args(argv))
+    one_thread()
+    if options.quick:
+        options.group, options.permutations = [1], 1
+    if options.make:
+        make(options.make, options.problems, options.rewards, options.logged, options.data)
+    rows = scores(options.estimators or list(ROWS), options.group, options.permutations, Data(options.data))
+    shown = [[f"{each:.4f}" if isinstance(each, float) else each or "" for each in row.values()] for row in rows]
+    print(markdown_table(shown, list(rows[0])))
+    if not options.estimators:
+        save_table("yardstick", {"permutations": options.permutations}, rows, options.results)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
