@@ -9,6 +9,7 @@ Shape legend, used by every docstring of the package:
 | ``P`` | prompts |
 | ``G`` | rollouts per prompt (``num_generations``) |
 | ``F`` | reward functions |
+| ``H`` | numbers of a hidden state of the policy |
 | ``K`` | candidate values of the tilt ``beta`` |
 | ``n`` | reference rollouts per prompt in a value table |
 """
@@ -47,6 +48,11 @@ class RolloutBatch:
             ``vllm_importance_sampling_mode`` says, truncated, or 0 if masked; only if the baseline asks.
         log_probs: ``(N, T)`` float32, log-probabilities of the sampled tokens under the policy that sampled them, at
             the run's temperature; only if the baseline asks.
+        entropies: ``(N, T)`` float32, entropies in nats of the distributions of these tokens under the same policy and
+            temperature; only if the baseline asks.
+        hidden_states: ``(N, 2, H)`` float32, what the policy's middle layer returned for the prompt's last token, and
+            the mean over the ten tokens before the completion's last one; 0 for a row of which nothing is scored; only
+            if the baseline asks (`basis_rl.trainer.scoring.PooledStates`).
         values: ``(N, T)`` float32, what the baseline's module predicts before each token; only if the baseline asks.
         reward_parts: ``(N, F)`` float32, each function's own reward, not weighted; NaN where it did not score the
             rollout; only if the baseline asks, as `reward_weights`.
@@ -67,6 +73,8 @@ class RolloutBatch:
     rollout_weights: Tensor | None = _signal("NT")
     values: Tensor | None = _signal("NT")
     log_probs: Tensor | None = _signal("NT")
+    entropies: Tensor | None = _signal("NT")
+    hidden_states: Tensor | None = _signal("N2H")
     reward_parts: Tensor | None = _signal("NF")
     reward_weights: Tensor | None = _signal("F")
     greedy_rewards: Tensor | None = _signal("N")
@@ -78,6 +86,7 @@ class RolloutBatch:
         assert (self.reward_parts is None) == (weights is None), "reward_parts and reward_weights come together"
         assert self.action_mask.ndim == 2, f"action_mask must be (N, T), got {tuple(self.action_mask.shape)}"
         sizes = {"N": len(self.rewards), "T": self.action_mask.shape[1], "F": 0 if weights is None else len(weights)}
+        sizes |= {"2": 2, "H": 0 if self.hidden_states is None else self.hidden_states.shape[-1]}
         for name, shape in _SHAPES.items():
             value = getattr(self, name)
             if value is not None:

@@ -77,6 +77,8 @@ def batch(n: int, tokens: int, group: int = GROUP) -> RolloutBatch:
         prompt_ids=[str(i) for i in groups.tolist()],
         action_mask=mask,
         energies=torch.rand((n, tokens), generator=generator) * mask,
+        entropies=torch.rand((n, tokens), generator=generator) * mask,
+        hidden_states=torch.randn((n, 2, 64), generator=generator),
         rollout_weights=torch.ones((n, tokens)) * mask,
         greedy_rewards=torch.randint(0, 2, (n // group,), generator=generator).float()[groups],
         prompt_texts=[f"What is {i}?" for i in groups.tolist()],

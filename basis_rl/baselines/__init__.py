@@ -18,6 +18,7 @@ from basis_rl.baselines.basis import Basis
 from basis_rl.baselines.bv_blend import BVBlend
 from basis_rl.baselines.group import DrGrpo, Ebpo, Gdpo, Grpo, JamesStein, MaxRl, PassAtK, Rloo
 from basis_rl.baselines.history import BasisHistory
+from basis_rl.baselines.poise import Poise
 from basis_rl.baselines.ppo import Ppo
 from basis_rl.baselines.reinforce import BatchMean, NoBaseline, ReinforcePP, ReinforcePPBaseline, ReMax
 from basis_rl.baselines.sao import Sao
@@ -49,6 +50,7 @@ __all__ = [
     "OptimalGlobalBaseline",
     "OptimalTokenBaseline",
     "PassAtK",
+    "Poise",
     "Ppo",
     "ReMax",
     "ReinforcePP",
@@ -82,6 +84,7 @@ BASELINES: dict[str, type[Baseline]] = {
     "sao": Sao,
     "spo": Spo,
     "a_star_po": AStarPO,
+    "poise": Poise,
     "james_stein": JamesStein,
     "ebpo": Ebpo,
     "max_rl": MaxRl,

@@ -73,9 +73,10 @@ def example_batch(
         rewards[0] = rewards[n // 2] = torch.nan
         mask[-1] = False
     ids = [prompt_ids[g] for g in group_ids.tolist()]
-    tokens = ("turn_rewards", "energies", "gradient_energies", "rollout_weights", "values", "log_probs")
+    tokens = ("turn_rewards", "energies", "gradient_energies", "rollout_weights", "values", "log_probs", "entropies")
     optional: dict[str, Any] = {name: torch.rand((n, t), generator=generator) * mask for name in tokens}
     optional["log_probs"] = -optional["log_probs"]
+    optional["hidden_states"] = torch.randn((n, 2, 4), generator=generator)
     optional["reward_parts"] = _parts(rewards)
     optional["greedy_rewards"] = torch.randint(0, 2, (len(sizes),), generator=generator).float()[group_ids]
     optional["prompt_texts"] = [f"What is {prompt_id}?" for prompt_id in ids]

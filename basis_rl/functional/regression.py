@@ -1,6 +1,7 @@
-"""Bayesian logistic regression: what the rewards of all prompts say about the value of one with a given text.
+"""Regressions: what the rewards of all prompts say about the value of one.
 
-``V = sigmoid(w . phi + offset)``, ``w ~ N(0, variance)`` before the first reward.
+Bayesian logistic regression on texts, ``V = sigmoid(w . phi + offset)``, ``w ~ N(0, variance)`` before the first
+reward; and ridge regression on any features.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ _DIGIT = re.compile(r"\d")
 # Newton's steps end when the next one would raise the log-posterior by half of this.
 _CLOSE = 1e-6
 _MOST_STEPS = 20
+# Of a feature: below it, what varies is rounding.
+_LEAST_DEVIATION = 1e-6
 
 
 def hashed_words(texts: Sequence[str], width: int) -> Tensor:
@@ -84,3 +87,28 @@ def logistic_posterior(
         mean = mean + step
         best = log_posterior(mean)
     return mean, torch.cholesky_inverse(root)
+
+
+def ridge_predictions(seen: Tensor, targets: Tensor, asked: Tensor, widths: Sequence[int], penalty: float) -> Tensor:
+    """What a ridge regression with an intercept predicts, ``(P,)`` float64.
+
+    ``mean(y) + k(z, Z) (Z Z' + penalty I)^-1 (y - mean(y))``: the dual form, whose system has as many unknowns as there
+    are rows. z are the features less their means over `seen`, over their standard deviations, and over the root of the
+    width of their block, so that blocks count alike and ``|z|^2`` is about 1 for each.
+
+    Args:
+        seen: ``(M, F)`` features of the rows that it is fitted to, M >= 1.
+        targets: ``(M,)`` float64.
+        asked: ``(P, F)`` features of those that are predicted.
+        widths: of the blocks of features, which sum to F.
+        penalty: of the squared coefficients of z beside the sum of squared errors, > 0.
+    """
+    deviation, center = torch.std_mean(seen, dim=0, correction=0)
+    roots = torch.cat([torch.full((width,), width**0.5) for width in widths])
+    scale = deviation.clamp(min=_LEAST_DEVIATION) * roots
+    seen = (seen - center) / scale
+    system = (seen @ seen.T).double()
+    system.diagonal().add_(penalty)
+    mean = targets.mean()
+    weights = torch.cholesky_solve((targets - mean)[:, None], torch.linalg.cholesky(system))[:, 0]
+    return mean + ((asked - center) / scale @ seen.T).double() @ weights

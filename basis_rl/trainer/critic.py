@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +69,15 @@ class Critic:
         self.optimizer = torch.optim.AdamW(self.parameters, lr=baseline.learning.rate, weight_decay=0.0)
         self._kept: dict[int, dict[str, Tensor]] = {}
 
-    def values(self, output: dict[str, Any], step: int, score: Callable[[dict[str, Any]], Tensor]) -> Tensor:
+    def values(self, output: dict[str, Any], step: int) -> Tensor:
         """``(B, T)`` predictions for this rank's rows; their inputs are kept until the module has learned from them.
 
         Args:
             output: the generation batch as TRL has it.
             step: its number.
-            score: makes a scoring pass over the policy, where TRL has made none (`ScoringPass.take`).
         """
         if self.hidden is not None:
-            inputs = {"hidden_states": self.hidden.take(output, score)}
+            inputs = {"hidden_states": self.hidden.take(output)}
         else:
             inputs = {
                 "input_ids": torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),

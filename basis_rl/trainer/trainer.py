@@ -312,10 +312,15 @@ class BasisTrainer(GRPOTrainer):
         self.timer = StepTimer(accelerator, self.model.config, "bfloat16" if args.bf16 else str(self.model.dtype))
         self.packing = enable_packing(self.model, args, has_dropout(self.model))
         check_token_budget(args, self.objective, self.packing)
-        self._energies: scoring.EnergyRecorder | None = None
-        if "energies" in self.baseline.requires:
+        wanted = self.baseline.requires
+        self._recorders: dict[str, scoring.ScoringPass] = {}
+        if "energies" in wanted:
             head = {"temperature": self.temperature, "fp32_head": args.cast_lm_head_to_fp32}
-            self._energies = scoring.EnergyRecorder(self.model, **head)
+            self._recorders["energies"] = scoring.EnergyRecorder(self.model, **head)
+        if "entropies" in wanted:
+            self._recorders["entropies"] = scoring.EntropyRecorder()
+        if "hidden_states" in wanted:
+            self._recorders["hidden_states"] = scoring.PooledStates(accelerator.unwrap_model(self.model))
         self._gradients: scoring.GradientEnergies | None = None
         if "gradient_energies" in self.baseline.learns_from:
             self._gradients = scoring.GradientEnergies(accelerator.unwrap_model(self.model))
@@ -323,8 +328,9 @@ class BasisTrainer(GRPOTrainer):
         if isinstance(self.baseline, LearnedBaseline):
             policy = accelerator.unwrap_model(self.model)
             self._critic = Critic(self.baseline, policy, self.processing_class, args, accelerator)
-        hidden = self._critic.hidden if self._critic is not None else None
-        self._scoring: list[scoring.ScoringPass] = [each for each in (self._energies, hidden) if each is not None]
+        self._scoring = list(self._recorders.values())
+        if self._critic is not None and self._critic.hidden is not None:
+            self._scoring.append(self._critic.hidden)
         self.policy_loss = PolicyLoss(self.objective, args, accelerator)
         self._scored: list[tuple[Tensor, Tensor]] | None = None
         # The micro-batch whose loss is computed, and the copy of it that TRL sees.
@@ -358,7 +364,7 @@ class BasisTrainer(GRPOTrainer):
         corrected = self.use_vllm and args.vllm_importance_sampling_correction
         # A generation batch that outlasts an optimizer step would be scored by a policy that did not sample it.
         aligned = args.gradient_accumulation_steps % self._generate_every == 0
-        wanted = {"energies", "values", "log_probs", "rollout_weights"} & set(self.baseline.requires)
+        wanted = self._recorders or {"values", "log_probs", "rollout_weights"} & set(self.baseline.requires)
         in_reward = args.beta != 0.0 and args.kl_placement == "reward"
         free = not (wanted or in_reward or self.packing.noisy)
         return args.packing == "auto" and corrected and aligned and free
@@ -804,6 +810,11 @@ class BasisTrainer(GRPOTrainer):
             wanted.add("reward_weights")
         if self.args.beta != 0.0 and self.args.kl_placement == "reward":
             wanted.add("kl")
+        if self._scoring and "old_per_token_logps" not in output:
+            with ExitStack() as recordings:
+                for each in self._scoring:
+                    recordings.enter_context(each.recording())
+                self._old_log_probs(output)
         return {name: compute(self, inputs, output) for name, compute in SIGNALS.items() if name in wanted}
 
     def _rewards_of_turns(self, output: dict[str, Any]) -> Tensor | None:
@@ -1473,11 +1484,11 @@ class BasisTrainer(GRPOTrainer):
 # other one the whole.
 SIGNALS: dict[str, Callable[[BasisTrainer, list[dict[str, Any]], dict[str, Any]], Any]] = {
     "turn_rewards": lambda run, rows, output: run._rewards_of_turns(output),
-    "energies": lambda run, rows, output: run._energies and run._energies.take(output, run._old_log_probs),
+    "energies": lambda run, rows, output: run._recorders["energies"].take(output),
+    "entropies": lambda run, rows, output: run._recorders["entropies"].take(output),
+    "hidden_states": lambda run, rows, output: run.accelerator.gather(run._recorders["hidden_states"].take(output)),
     "rollout_weights": lambda run, rows, output: scoring.rollout_weights(output),
-    "values": lambda run, rows, output: (
-        run._critic and run._critic.values(output, run._generation_batch, run._old_log_probs)
-    ),
+    "values": lambda run, rows, output: run._critic and run._critic.values(output, run._generation_batch),
     "log_probs": lambda run, rows, output: run._old_log_probs(output),
     "reward_parts": lambda run, rows, output: run._rewards_per_func,
     "reward_weights": lambda run, rows, output: run.reward_weights,

@@ -7,6 +7,7 @@ import torch
 
 from basis_rl.baselines import BASELINES
 from basis_rl.conformance.baselines import example_batch
+from basis_rl.types import SIGNALS
 from tests.support.tiny import named_baseline, sums
 
 READS_KL = [name for name, cls in BASELINES.items() if cls.reads_kl]
@@ -26,7 +27,7 @@ def with_tool_output(batch, seed, garbage):
     for row, actions in zip(mask, batch.action_mask.sum(dim=1).tolist(), strict=True):
         row[torch.randperm(30, generator=generator)[:actions]] = True
     fields = {}
-    for name in ("turn_rewards", "energies", "gradient_energies", "kl", "rollout_weights", "values", "log_probs"):
+    for name in (name for name, shape in SIGNALS.items() if shape == "NT"):
         if getattr(batch, name) is not None:
             fields[name] = torch.full(mask.shape, garbage)
             fields[name][mask] = getattr(batch, name)[batch.action_mask]

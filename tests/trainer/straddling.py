@@ -40,7 +40,7 @@ def wide_reward(completions, completion_ids, **kwargs):
 # They learn the range from the first batch, and the second one's advantages depend on it.
 LEARN_A_RANGE = {"basis_history", "spo"}
 # Signals that the policy and its gradients compute, in another order on two ranks.
-OF_POLICY = {"energies", "gradient_energies", "log_probs", "values"}
+OF_POLICY = {"energies", "entropies", "gradient_energies", "hidden_states", "log_probs", "values"}
 
 
 class GivenRollouts(Keeps):
