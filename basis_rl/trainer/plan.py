@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from torch.nn import Linear, Module
 from transformers import AutoModelForCausalLM, Trainer, get_scheduler
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
@@ -1088,8 +1088,9 @@ def as_dataset(rows: Any, what: str) -> Any:
         )
     if isinstance(rows, dict):
         return {name: as_dataset(each, f"{what}['{name}']") for name, each in rows.items()}
-    if isinstance(rows, Dataset) and rows.format["type"] not in (None, "custom"):
-        # Formats such as numpy and torch give arrays, where everybody expects texts and lists.
+    formatted = isinstance(rows, Dataset) and rows.format["type"] not in (None, "custom")
+    if formatted or (isinstance(rows, IterableDataset) and rows._formatting):
+        # Formats such as numpy and torch give arrays, where everybody expects texts and lists, and round numbers.
         return rows.with_format(None)
     if not isinstance(rows, Sequence):
         return rows
