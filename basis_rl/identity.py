@@ -64,10 +64,9 @@ def _canonical(value: Any) -> Any:
         return int(number) if number.is_integer() else number
     if isinstance(value, Mapping):
         return {str(key): _canonical(entry) for key, entry in value.items() if entry is not None}
-    if isinstance(value, list | tuple):
-        return [_canonical(entry) for entry in value]
-    if isinstance(value, set | frozenset):
-        return sorted((_canonical(entry) for entry in value), key=repr)
+    if isinstance(value, list | tuple | set | frozenset):
+        entries = [_canonical(entry) for entry in value]
+        return entries if isinstance(value, list | tuple) else sorted(entries, key=repr)
     if hasattr(value, "tolist"):
         return _canonical(value.tolist())
     if hasattr(value, "getpalette"):
@@ -76,9 +75,6 @@ def _canonical(value: Any) -> Any:
         return [value.mode, value.size, hashlib.sha256(pixels.tobytes()).hexdigest()]
     text = str(value)
     if " at 0x" in text:
-        raise ValueError(
-            f"{kind_of(value)} in a column is known by its address in memory alone, which is another one in each "
-            "process. Give the rows a column prompt_id, or store texts, numbers, lists, arrays or pictures."
-        )
+        raise ValueError(f"A column holds {kind_of(value)}, known by its address alone: add a column prompt_id.")
     # A JSON reader makes a time of a text that is a date.
     return text.removesuffix(" 00:00:00")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from torch.nn import Linear, Module
 from transformers import AutoModelForCausalLM, Trainer, get_scheduler
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
@@ -1088,8 +1088,9 @@ def as_dataset(rows: Any, what: str) -> Any:
         )
     if isinstance(rows, dict):
         return {name: as_dataset(each, f"{what}['{name}']") for name, each in rows.items()}
-    formatted = isinstance(rows, Dataset) and rows.format["type"] not in (None, "custom")
-    if formatted or (isinstance(rows, IterableDataset) and rows._formatting):
+    # A stream has no public name for its format.
+    format_type = rows.format["type"] if isinstance(rows, Dataset) else getattr(rows, "_formatting", None)
+    if format_type not in (None, "custom"):
         # Formats such as numpy and torch give arrays, where everybody expects texts and lists, and round numbers.
         return rows.with_format(None)
     if not isinstance(rows, Sequence):
