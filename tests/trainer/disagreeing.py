@@ -12,7 +12,6 @@ import torch
 
 from basis_rl.__main__ import leave
 from basis_rl.trainer import state
-from examples.quickstart.warm_start import save
 from tests.support.tiny import sums, tiny_model, tiny_tokenizer, tiny_trainer
 
 
@@ -56,9 +55,7 @@ def built(folder: Path, baseline="rloo", versions=None, seeded=0, **given):
     model = tiny_model(tokenizer, seed=seeded)
     if "beta" in given:
         # A reference is loaded from a folder, which each rank may have elsewhere.
-        folder = folder / os.environ["RANK"]
-        save(model, tokenizer, folder)
-        model = folder
+        model = str(folder.parent / f"model{seeded}")
     given = {"reward_funcs": rewarding(0), "model": model, **given}
     installed = state.versions
     with patch.object(state, "versions", lambda *names: installed(*names) | (versions or {})):
