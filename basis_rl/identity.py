@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
+
+from basis_rl.names import kind_of
 
 
 def prompt_id(prompt: str | Sequence[Mapping[str, Any]], columns: Mapping[str, Any] | None = None) -> str:
@@ -40,16 +43,38 @@ def played_id(row: Mapping[str, Any], reads: Collection[str] | None, prompt: Any
 
 
 def written(value: Any) -> str:
-    """A cell, or several, as one text; what is None does not count."""
-    return json.dumps(_without_none(value), sort_keys=True, ensure_ascii=False, default=_as_text)
+    """A cell, or several, in its canonical form: the same text whichever format of datasets or library it came from.
+
+    Keys that are None are left out. 1 and 1.0 are one number, since JSON and Parquet turn one into the other; True is
+    another value. Arrays, tensors and tuples are lists, nested by shape; a picture is its mode, size and pixels.
+
+    Raises:
+        ValueError: an object that is none of these, and whose text is its address in memory.
+    """
+    return json.dumps(_canonical(value), sort_keys=True, ensure_ascii=False)
 
 
-def _without_none(value: Any) -> Any:
+def _canonical(value: Any) -> Any:
+    """`value` as JSON has it."""
+    # Most cells are texts. True is an `int`, too.
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float | Decimal):
+        number = float(value)
+        return int(number) if number.is_integer() else number
     if isinstance(value, Mapping):
-        return {str(key): _without_none(entry) for key, entry in value.items() if entry is not None}
-    return [_without_none(entry) for entry in value] if isinstance(value, list | tuple) else value
-
-
-def _as_text(value: Any) -> str:
-    """Pictures and arrays by their bytes: as text they would be shortened, or have an address in memory."""
-    return value.tobytes().hex() if hasattr(value, "tobytes") else str(value)
+        return {str(key): _canonical(entry) for key, entry in value.items() if entry is not None}
+    if isinstance(value, list | tuple | set | frozenset):
+        entries = [_canonical(entry) for entry in value]
+        return entries if isinstance(value, list | tuple) else sorted(entries, key=repr)
+    if hasattr(value, "tolist"):
+        return _canonical(value.tolist())
+    if hasattr(value, "getpalette"):
+        # The pixels of a picture with a palette are numbers of its colours.
+        pixels = value.convert("RGBA") if value.getpalette() else value
+        return [value.mode, value.size, hashlib.sha256(pixels.tobytes()).hexdigest()]
+    text = str(value)
+    if " at 0x" in text:
+        raise ValueError(f"A column holds {kind_of(value)}, known by its address alone: add a column prompt_id.")
+    # A JSON reader makes a time of a text that is a date.
+    return text.removesuffix(" 00:00:00")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +33,20 @@ def on_main_process(work: Callable[[], T]) -> T:
 def gathered(value: T) -> list[T]:
     """The `value` of each process, in their order, on all of them."""
     return gather_object([value])
+
+
+def require_same(values: Mapping[str, Any]) -> None:
+    """Compare `values`, JSON by name, with those of the first rank. Collective.
+
+    Raises:
+        ValueError: they differ. On every rank, with each name, this rank's value and the first one's.
+    """
+    first = on_main_process(lambda: values)
+    pairs = {name: (values.get(name), first.get(name)) for name in sorted({*values, *first})}
+    shown = ", ".join(f"{name} {mine}, {its}" for name, (mine, its) in pairs.items() if mine != its)
+    mine = shown and f"the settings of rank {PartialState().process_index} differ from rank 0's: {shown}"
+    if told := "; ".join(filter(None, gathered(mine))):
+        raise ValueError(f"{told}. All ranks need the same settings, data, reward functions and versions.")
 
 
 def asked_processes() -> int:

@@ -44,7 +44,7 @@ class Terminal:
 def guarded_output() -> Iterator[None]:
     """Within it ``sys.stdout`` and ``sys.stderr`` are a `Terminal`."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (each if isinstance(each, Terminal) else Terminal(each) for each in before)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = (each if isinstance(each, Terminal) else Terminal(each) for each in before)
     try:
         yield
     finally:

@@ -343,7 +343,8 @@ def plain_values(value: Any) -> Any:
     if isinstance(value, dict):
         return {key if type(key) in (int, str) else str(key): plain_values(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple | set):
-        return [plain_values(entry) for entry in value]
+        # The order of a set is another one in each process.
+        return [plain_values(entry) for entry in (sorted(value, key=str) if isinstance(value, set) else value)]
     if isinstance(value, Enum):
         return plain_values(value.value)
     if value is None or isinstance(value, bool):

@@ -1088,8 +1088,10 @@ def as_dataset(rows: Any, what: str) -> Any:
         )
     if isinstance(rows, dict):
         return {name: as_dataset(each, f"{what}['{name}']") for name, each in rows.items()}
-    if isinstance(rows, Dataset) and rows.format["type"] not in (None, "custom"):
-        # Formats such as numpy and torch give arrays, where everybody expects texts and lists.
+    # A stream has no public name for its format.
+    format_type = rows.format["type"] if isinstance(rows, Dataset) else getattr(rows, "_formatting", None)
+    if format_type not in (None, "custom"):
+        # Formats such as numpy and torch give arrays, where everybody expects texts and lists, and round numbers.
         return rows.with_format(None)
     if not isinstance(rows, Sequence):
         return rows

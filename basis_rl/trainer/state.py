@@ -18,12 +18,13 @@ from basis_rl.baselines import Baseline, baseline_name
 from basis_rl.data.prompts import IMAGES
 from basis_rl.engine.template_day import template_day
 from basis_rl.identity import written
-from basis_rl.run.artefacts import differences, write_whole
+from basis_rl.run.artefacts import differences, versions, write_whole
 from basis_rl.samplers import sampler_name
 from basis_rl.trainer.config import changed_settings
+from basis_rl.trainer.gather import prompt_ids_of
 from basis_rl.trainer.plan import with_tools
 from basis_rl.types import RolloutBatch
-from basis_rl.values.provenance import fingerprint, rendered_prompt, reward_code, reward_identity
+from basis_rl.values.provenance import fingerprint, rendered_prompt, reward_code, reward_identity, weights_fingerprint
 
 FILE_NAME = "baseline_state.pt"
 SETTINGS = "run_settings.json"
@@ -34,13 +35,16 @@ _PROMPTS = "prompts as the model is given them"
 _CODE = "code of the reward"
 # The gold counts even if the rewards do not declare that they read it.
 _GOLD = "solution"
-# Not compared here: where a run writes, its name and its logs, which may differ; and what ``fixed`` has already.
+# Not compared here: where a run writes, its name, its logs and its loader, which may differ, also between ranks; and
+# what ``fixed`` has already.
 _BESIDE = {
     "output_dir", "overwrite_output_dir", "allow_changed_settings", "resume_from_checkpoint", "run_name", "report_to",
     "disable_tqdm", "push_to_hub", "vllm_server_base_url", "vllm_server_port", "vllm_server_host", "vllm_group_port",
     "seed", "num_generations", "max_generations", "generation_batch_size", "rollouts", "keep_rollouts_mb",
-    "push_rollouts",
+    "push_rollouts", "local_rank", "logging_dir", "log_level", "log_level_replica", "dataloader_num_workers",
 }  # fmt: skip
+# Packages whose versions decide what a rank computes.
+_COMPUTE = ("basis-rl", "torch", "transformers", "trl", "accelerate", "peft", "deepspeed", "vllm", "math-verify")
 
 
 def save_baseline(folder: str | Path, baseline: Baseline, step: int, dataset: str | None = None) -> None:
@@ -221,10 +225,12 @@ def settings_of(run: Any, base: Mapping[str, Any], tokenizer: Any) -> dict[str, 
         _CODE: reward_code(run.functions),
     }
     free = {key: value for key, value in changed_settings(args, defaults=True).items() if key not in _BESIDE}
+    # Devices and folders of this machine.
+    for own in ("device_map", "cache_dir"):
+        free.get("model_init_kwargs", {}).pop(own, None)
     free["modules of the reward"] = [getattr(func, "__module__", None) for func in run.functions]
     free["ranks"] = args.world_size
     free["environment"] = as_json(run.environment_factories)
-    free["objective"] = [args.loss_type, args.importance_sampling_level]
     found = {"fixed": fixed, "free": free, "data": _data_identity(run), "base": base, "day": template_day()}
     return json.loads(json.dumps(found, default=as_json))
 
@@ -235,6 +241,27 @@ def _data_identity(run: Any) -> dict[str, Any]:
     columns = _columns(run.train_dataset) if isinstance(run.train_dataset, Dataset) else None
     reads = None if run.reads is None else sorted({*run.reads, _GOLD})
     return {"dataset": run.dataset_identity, "columns": columns, "reads": reads}
+
+
+def shared_by_ranks(run: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be the same on all ranks, by its name in messages (`require_same`).
+
+    Args:
+        run: a `BasisTrainer`.
+        settings: its `settings_of`, of which the base model does not count: the first rank's weights go to all others.
+    """
+    data = settings["data"]
+    found = {**settings["free"], **settings["fixed"], **versions(*_COMPUTE), "training prompts": data["dataset"]}
+    found["parameters of the model"] = settings["base"]["shapes"]
+    digests = data["columns"] or {}
+    found |= {f"column {name}": digests.get(name) for name in {"prompt", *(data["reads"] or digests)}}
+    evaluated = run.eval_dataset if isinstance(run.eval_dataset, dict) else {"": run.eval_dataset}
+    for name, rows in evaluated.items():
+        found[f"eval_dataset {name}".strip()] = dataset_identity(prompt_ids_of(rows, run.reads))
+    # Each rank loads its own; with FSDP it has a part of it.
+    if run.ref_model is not None and not run.is_fsdp_enabled:
+        found["weights of the KL reference"] = weights_fingerprint(run.ref_model)
+    return found
 
 
 def _columns(dataset: Dataset) -> dict[str, str]:

@@ -54,7 +54,7 @@ from basis_rl.run import checkpoint, errors
 from basis_rl.run.disk import checkpoint_bytes, naming_a_full_disk
 from basis_rl.run.peers import naming_lost_peers
 from basis_rl.run.progress import newest_rows, use_progress_lines, whole_log
-from basis_rl.run.ranks import gathered, on_main_process
+from basis_rl.run.ranks import gathered, on_main_process, require_same
 from basis_rl.run.record import RunInfo
 from basis_rl.run.rollouts import KeptRollouts
 from basis_rl.run.run_lock import check_place, end_with_launcher, held
@@ -253,6 +253,7 @@ class BasisTrainer(GRPOTrainer):
         # Taken now, because training changes weights and parameters.
         self._base = self._base_now()
         self._settings = run_state.settings_of(self, self._base, self._tokenizer)
+        require_same(run_state.shared_by_ranks(self, self._settings))
 
     def _base_now(self) -> dict[str, Any]:
         args = self.args

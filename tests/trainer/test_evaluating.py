@@ -15,7 +15,7 @@ from basis_rl.data import DataArguments, load_prompts
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.trainer.random_numbers import random_numbers_kept
 from basis_rl.trainer.scoring import EvalScores
-from tests.support.tiny import DEVICE, parity_reward, sums, tiny_trainer
+from tests.support.tiny import DEVICE, flat, parity_reward, sums, tiny_model, tiny_trainer
 
 
 def test_a_problem_counts_once_however_often_it_fills_a_batch():
@@ -60,6 +60,35 @@ def test_random_numbers_are_put_back():
         assert draw() == expected
         draw()
     assert draw() == expected
+
+
+@pytest.mark.parametrize(
+    ("baseline", "group", "sampler", "dropout"),
+    [
+        ("reinforce_pp", 1, "uniform", 0.0),
+        ("reinforce_pp", 1, "uniform", 0.3),
+        ("spo", 1, "variance", 0.3),
+        ("ppo", 1, "uniform", 0.0),
+        ("grpo", 4, "dynamic", 0.0),
+    ],
+)
+def test_an_evaluation_after_each_step_leaves_the_weights_as_they_are(baseline, group, sampler, dropout, tmp_path):
+    """Of two steps of a generation batch, one ends within it."""
+    evaluated = {"eval_strategy": "steps", "eval_steps": 1, "num_generations_eval": 2, "eval_dataset": sums(5)}
+    ends = []
+    for given in ({}, evaluated):
+        model = tiny_model()
+        begun = flat(model.parameters())
+        for part in model.modules():
+            if hasattr(part, "attention_dropout"):
+                part.attention_dropout = dropout
+        settings = {"num_generations": group, "prompt_sampler": sampler, "max_steps": 4, **given}
+        trainer = tiny_trainer(tmp_path / str(len(ends)), baseline, model=model, **settings)
+        trainer.train()
+        ends.append(flat(trainer.model.parameters()).cpu())
+    assert "eval_avg@2" in {key for row in trainer.state.log_history for key in row}
+    assert torch.equal(*ends)
+    assert not torch.equal(ends[0], begun)
 
 
 def test_each_set_has_its_average_under_its_name(tmp_path):
