@@ -297,7 +297,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     kinds.add_argument("--unequal", action="store_true", help="equal groups, and groups divided by the belief")
     kinds.add_argument("--task", choices=list(TASKS), default=Scale.task)
     parser.add_argument("--budget", type=int, help=f"rollouts per run ({Scale.budget}; {LONG} times that with --long)")
-    parser.add_argument("--rates", type=float, nargs="+", help=f"({RATES}; with --long and --task alike {ONE_RATE})")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", help=f"({RATES}; with --long, --unequal and --task alike {ONE_RATE})"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", help=f"({SEEDS}; with --again {FURTHER_SEEDS})")
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), help="(those of the study)")
     parser.add_argument("--samplers", nargs="+", help="names of prompt samplers: " + ", ".join(SAMPLERS))
@@ -306,9 +308,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     alike = options.task if options.task != Scale.task else ""
     options.part = next((each for each in ("again", "long", "unequal") if getattr(options, each)), alike)
-    options.rates = options.rates or (
-        ONE_RATE if options.part in ("long", "alike") else RATES[:2] if options.unequal else RATES
-    )
+    options.rates = options.rates or (ONE_RATE if options.part in ("long", "unequal", "alike") else RATES)
     options.seeds = options.seeds or (FURTHER_SEEDS if options.again else SEEDS)
     options.budget = options.budget or Scale.budget * (LONG if options.long else 1)
     options.study = "_".join(filter(None, ("selection_study", options.part)))
