@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -69,8 +69,8 @@ def write_weights(folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> Non
 
 def whole(parameter: Tensor, device: torch.device) -> Tensor:
     """A parameter, of FSDP2 gathered on `device`, which is collective."""
-    value: Any = parameter.detach()
-    return value.to(device).full_tensor() if isinstance(value, DTensor) else value
+    value = parameter.detach()
+    return cast(Any, value.to(device)).full_tensor() if isinstance(value, DTensor) else value
 
 
 def merged_parameters(
