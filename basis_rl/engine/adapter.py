@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from basis_rl.engine.client import Client
+from basis_rl.engine.weights import whole
 from basis_rl.run.errors import RequestRefused, RolloutError, WrongAnswer
 
 _PREFIX = "basis-lora-"
@@ -94,13 +94,10 @@ class PolicyAdapter:
         """Names and whole tensors, one at a time. Collective where parameters are sharded."""
         for name, parameter in self._parameters():
             with self.gather([parameter]):
-                whole: Any = parameter.detach()
-                if isinstance(parameter, DTensor):
-                    whole = whole.to(self.device).full_tensor()
                 module, _, part = name.rpartition(".lora_")
                 scaled = part.startswith(("B", "embedding_B"))
                 factor = self.model.get_submodule(module).scaling[self.name] if scaled else 1.0
-                yield self._served(name), whole.float() * factor
+                yield self._served(name), whole(parameter, self.device).float() * factor
 
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
         """The adapter's, and whatever else is trained: vLLM refuses what it does not know."""

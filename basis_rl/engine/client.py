@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import queue
-import socket
+import reprlib
 import threading
 import time
 from collections import Counter
@@ -17,16 +17,15 @@ from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
-from weakref import WeakSet
 
 import requests
-from requests.adapters import HTTPAdapter
 from transformers import PreTrainedTokenizerBase
 
 from basis_rl.engine.local import Completion, Sampling
 from basis_rl.run.errors import RequestRefused, RolloutError, WrongAnswer
+from basis_rl.run.http import BoundedSession
 
-# Seconds to connect, and for the answers of small requests.
+# Seconds for the answer of a small request.
 _CONNECT = 10.0
 # A prompt that fails so often on every server that is left ends the sampling.
 _ATTEMPTS = 5
@@ -37,6 +36,9 @@ _LONGEST_PAUSE = 10.0
 _IN_FLIGHT = 1024
 # Seconds after which a waiting thread checks whether it is to stop.
 _POLL = 0.2
+# Log-probabilities are between these: what is above 0 comes of rounding.
+_LEAST = -1e30
+_ROUNDING = 1e-3
 _logger = logging.getLogger(__name__)
 _Choice = tuple[list[int], bool]
 
@@ -53,21 +55,21 @@ class NoServer(ValueError):
     """There is no server at this address, or it does not answer now."""
 
 
-class Session(requests.Session):
+class Session(BoundedSession):
     """The session of every request to a vLLM server: with time limits, and without repetition.
 
     Nothing is repeated here because it is unknown what a failed request did: the server may still be generating.
 
     Args:
-        timeout: seconds to wait for an answer.
+        timeout: seconds until an answer is complete.
 
     Attributes:
         interrupting: a context within which a signal to stop ends the wait for an answer.
     """
 
     def __init__(self, timeout: float) -> None:
-        super().__init__()
-        self.timeout = (_CONNECT, timeout)
+        super().__init__(_IN_FLIGHT)
+        self.timeout = timeout
         self.interrupting: Callable[[], AbstractContextManager[None]] = nullcontext
         # Servers are machines of the same network, so proxies of the environment do not apply.
         self.trust_env = False
@@ -77,14 +79,6 @@ class Session(requests.Session):
         self.headers["Connection"] = "close"
         if key := os.environ.get("VLLM_API_KEY"):
             self.headers["Authorization"] = f"Bearer {key}"
-        self._lock = threading.Lock()
-        self._sockets: WeakSet[socket.socket] = WeakSet()
-        self._aborted = False
-        adapter = HTTPAdapter(pool_maxsize=_IN_FLIGHT)
-        pools = adapter.poolmanager.pool_classes_by_scheme
-        adapter.poolmanager.pool_classes_by_scheme = {name: self._watched(pool) for name, pool in pools.items()}
-        self.mount("http://", adapter)
-        self.mount("https://", adapter)
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
         """As in `requests`, but a failure raises `RequestRefused` or `RolloutError`. A 404 is returned: TRL has a
@@ -93,49 +87,22 @@ class Session(requests.Session):
         try:
             with self.interrupting():
                 response = super().request(*args, **kwargs)
+        except requests.TooManyRedirects as error:
+            raise RequestRefused(f"The vLLM server at {args[1]} answers with {error}. Name that address.") from error
         except requests.RequestException as error:
-            raise RolloutError(f"{type(error).__name__}: {error}") from error
+            kind = RolloutError if vars(self.adapter.own).get("sockets") else NotConnected
+            raise kind(f"{type(error).__name__}: {error}") from error
         if response.status_code not in (200, 404):
             raise _failure(response)
         return response
-
-    def abort(self) -> None:
-        """End all requests in flight, in whatever thread; the server stops generating when no client waits."""
-        self._aborted = True
-        self.cut()
-
-    def cut(self) -> None:
-        """End the requests in flight; later ones are sent."""
-        with self._lock:
-            sockets = list(self._sockets)
-        for each in sockets:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-    def _watched(self, pool: Any) -> Any:
-        """The class `pool` of urllib3, with connections whose sockets `abort` knows."""
-        session = self
-
-        class Connection(pool.ConnectionCls):
-            def connect(self) -> None:
-                try:
-                    super().connect()
-                except Exception as error:
-                    raise NotConnected(str(error)) from error
-                with session._lock:
-                    if session._aborted:
-                        raise NotConnected("aborted")
-                    session._sockets.add(self.sock)
-
-        return type(pool.__name__, (pool,), {"ConnectionCls": Connection})
 
 
 def _failure(response: requests.Response) -> RequestRefused | RolloutError:
     """HTTP 4xx is the request's fault, unless the server was slow (408) or busy (429)."""
     status = response.status_code
     said = response.content.decode(errors="replace")
-    with suppress(ValueError, KeyError, TypeError):
-        said = json.loads(said)["error"]["message"]
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
+        said = str(json.loads(said)["error"]["message"])
     if 400 <= status < 500 and status not in (408, 429):
         base = response.url.removesuffix(urlsplit(response.url).path)
         return RequestRefused(f"The vLLM server at {base} refuses a request (HTTP {status}): {said[:500]}")
@@ -184,7 +151,7 @@ class Client:
             raise _failure(response)
         try:
             return json.loads(response.content) if response.content else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RolloutError(f"{self.url}{path} does not answer with JSON: {error}") from error
 
     def is_healthy(self, timeout: float = _CONNECT) -> bool:
@@ -260,8 +227,8 @@ def checked_choices(
     def require(holds: bool, field: str, expected: str, found: Any) -> None:
         if not holds:
             raise WrongAnswer(
-                f"The vLLM server at {url} answered with {field} {str(found)[:80]}; expected was {expected}. Nothing "
-                "of the answer is used. Does `basis-rl serve` of this version run there, without a proxy?"
+                f"The vLLM server at {url} answered with {field} {reprlib.repr(found)[:80]}; expected was {expected}. "
+                "Nothing of the answer is used. Does `basis-rl serve` of this version run there, without a proxy?"
             )
 
     settings = body.get("sampling_params", body)
@@ -277,7 +244,7 @@ def checked_choices(
     for row, prompt in zip(rows, (prompt for prompt in prompts for _ in range(settings["n"])), strict=True):
         name = f"choices[{row['index']}]"
         if row.get("finish_reason") not in ("stop", "length"):
-            raise RolloutError(f"{name} ended by {row.get('finish_reason')!r}")
+            raise RolloutError(f"{name} ended by {reprlib.repr(row.get('finish_reason'))}")
         if "prompt" in body:
             asked = row.get("prompt_token_ids")
             require(asked == list(prompt), f"{name}.prompt_token_ids", str(list(prompt)[:12]), asked)
@@ -291,8 +258,9 @@ def checked_choices(
             tokens, values = _log_probs(row.get("logprobs"))
             named = [f"token_id:{each}" for each in ids]
             require(tokens == named, f"{name}.logprobs of tokens", f"those of its {len(ids)} token_ids", tokens)
-            finite = all(type(value) in (int, float) and math.isfinite(value) for value in values)
-            require(finite and len(values) == len(ids), f"{name}.logprobs", f"{len(ids)} finite numbers", values)
+            # As a comparison, which is False for NaN and knows integers that are too large for a float.
+            logs = all(type(value) in (int, float) and _LEAST < value < _ROUNDING for value in values)
+            require(logs and len(values) == len(ids), f"{name}.logprobs", f"{len(ids)} finite numbers up to 0", values)
     return rows
 
 
@@ -466,6 +434,7 @@ class _Dispatch:
         finally:
             self.stopping.set()
             for server in self.servers:
+                # The server stops generating when no client waits.
                 server.session.abort()
             for thread in threads:
                 if thread.is_alive():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import reprlib
 import shutil
 import socket
 import time
@@ -31,7 +32,7 @@ from trl.trainer.utils import add_fused_lm_head
 from basis_rl.engine.adapter import Following, PolicyAdapter, ServedAdapters, lora_missing
 from basis_rl.engine.client import Client, Session, checked_choices, server_urls
 from basis_rl.engine.servers import Servers, joined
-from basis_rl.engine.weights import SyncSettings, default_folder, sizes_of, write_weights
+from basis_rl.engine.weights import SyncSettings, default_folder, merged_parameters, sizes_of, write_weights
 from basis_rl.run.errors import (
     RequestRefused,
     RewardFailed,
@@ -282,8 +283,8 @@ class TrainingClient(VLLMClient):
         found = answer.get("results") if isinstance(answer, dict) else None
         if not (isinstance(found, list) and found and all(isinstance(each, dict) for each in found)):
             raise WrongAnswer(
-                f"The vLLM server at {self.base_url} answered with results {str(found)[:80]} of '{method}'; expected "
-                "was a dictionary of each worker."
+                f"The vLLM server at {self.base_url} answered with results {reprlib.repr(found)[:80]} of '{method}'; "
+                "expected was a dictionary of each worker."
             )
         return found
 
@@ -634,11 +635,12 @@ class Generation(VLLMGeneration):
             _logger.warning("vllm_lora_sync: adapter: merged weights are sent in its place: %s", reason)
 
     def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
-        """TRL's, without PEFT's copies for another adapter, such as the reference's copy of a trained head; or the
-        adapter's, if only that is sent."""
+        """TRL's; those of a PEFT model are merged, or the adapter's, if only that is sent."""
         if self._adapter is not None:
             return self._adapter.tensors()
-        return ((name, each) for name, each in super()._iter_named_params() if ".modules_to_save." not in name)
+        if not is_peft_model(self.model):
+            return super()._iter_named_params()
+        return merged_parameters(self.model, self._dist.gather_params, self.accelerator.device)
 
     def _sent(self, parameters: Iterator[tuple[str, Tensor]]) -> Tensor:
         """Send the weights; returns the probe's log-probabilities under them."""

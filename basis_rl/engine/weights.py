@@ -5,17 +5,22 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 # Bounds the memory for copies: a file is written as soon as they have so many bytes.
 _SHARD_BYTES = 2 << 30
+# What PEFT and checkpointing add to the names of parameters.
+_ADDED = "base_model.model.", ".base_layer", ".token_adapter", "modules_to_save.default.", "_checkpoint_wrapped_module."
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,54 @@ def write_weights(folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> Non
         save_file(held, part / f"model-{next(numbers):05d}.safetensors")
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
+
+
+def whole(parameter: Tensor, device: torch.device) -> Tensor:
+    """A parameter, of FSDP2 gathered on `device`, which is collective."""
+    value = parameter.detach()
+    return cast(Any, value.to(device)).full_tensor() if isinstance(value, DTensor) else value
+
+
+def merged_parameters(
+    model: Any, gather: Callable[[Any], AbstractContextManager[None]], device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
+    """Names and whole tensors of a PEFT model with its adapters merged, as TRL's `_iter_named_params` has them, but
+    without copies for another adapter, such as the reference's copy of a trained head.
+
+    PEFT merges in place, and its `unmerge` rounds, so weights of bfloat16 would move with every push. Here one layer at
+    a time is merged, a copy of the result is taken, and its weights are put back before the copy is handed over.
+    Collective where parameters are sharded; the arguments are those of `PolicyAdapter`.
+    """
+    # An optional dependency, which a PEFT model has.
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    model.base_model._check_merge_allowed()
+    layers: dict[Tensor, list[Any]] = defaultdict(list)
+    for layer in model.modules():
+        if isinstance(layer, BaseTunerLayer):
+            for parameter in layer.get_base_layer().parameters():
+                layers[parameter].append(layer)
+    for name, parameter in model.named_parameters():
+        # The adapter's own parameters, and what a trained copy replaces.
+        if model.prefix in name or "trainable_tokens_" in name or "original_module" in name:
+            continue
+        changing = layers[parameter]
+        needed = dict.fromkeys([parameter, *(each for layer in changing for each in layer.parameters())])
+        with torch.no_grad(), gather(list(needed)):
+            kept = {each: each.clone() for layer in changing for each in layer.get_base_layer().parameters()}
+            try:
+                for layer in changing:
+                    layer.merge()
+                merged = whole(parameter, device).clone()
+            finally:
+                for layer in changing:
+                    layer.unmerge()
+                for each, before in kept.items():
+                    each.data.copy_(before)
+        for part in _ADDED:
+            name = name.replace(part, "")
+        if "modules_to_save." not in name:
+            yield name, merged
 
 
 def sizes_of(config: Any) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from datasets import Dataset
 from basis_rl.environments.mcp import tool_method
 from basis_rl.identity import prompt_id
 from basis_rl.names import require_extra
+from basis_rl.run.http import BoundedSession
+from basis_rl.text import printable
 
 # What a server answers to an action that the environment refuses; anything else is a failure of the server.
 _REFUSED = ("VALIDATION_ERROR", "EXECUTION_ERROR")
@@ -50,11 +52,11 @@ def tasks(base_url: str, split: str = "train") -> list[dict[str, Any]]:
     """
     try:
         (name,) = _asked("GET", f"{base_url}/list_environments")
-        count = _asked("POST", f"{base_url}/{name}/num_tasks", {"split": split})["num_tasks"]
-    except requests.RequestException as error:
+        count = int(_asked("POST", f"{base_url}/{name}/num_tasks", {"split": split})["num_tasks"])
+    except (requests.RequestException, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"The OpenEnv server at {base_url} lists no tasks of the split '{split}': {error}. If its environment has "
-            "none, give `dataset` the arguments of its reset yourself, such as seeds."
+            f"The OpenEnv server at {base_url} lists no tasks of the split '{split}': {printable(str(error))}. If its "
+            "environment has none, give `dataset` the arguments of its reset yourself, such as seeds."
         ) from error
     return [{"split": split, "index": index} for index in range(count)]
 
@@ -95,8 +97,8 @@ def _class_of(base_url: str, text_field: str | None, turn_rewards: bool, timeout
         client.connect()
     except Exception as error:
         raise ValueError(
-            f"No OpenEnv server answers at {base_url}: {error}. Start it, for example by `uv run server` "
-            "in the folder of the environment."
+            f"No OpenEnv server answers at {base_url}: {printable(str(error))}. Start it, for example by `uv run "
+            "server` in the folder of the environment."
         ) from error
     try:
         try:
@@ -151,8 +153,8 @@ class _OpenEnv:
             begun = self._client.reset(**{key: value for key, value in given.items() if value is not None})
         except Exception as error:
             raise RuntimeError(
-                f"The OpenEnv server at {self._server[0]} did not begin an episode: {error}. Is it up, and does it "
-                "allow as many sessions at a time as a batch has rollouts (max_concurrent_envs)?"
+                f"The OpenEnv server at {self._server[0]} did not begin an episode: {printable(str(error))}. Is it "
+                "up, and does it allow as many sessions at a time as a batch has rollouts (max_concurrent_envs)?"
             ) from error
         self._is_done = begun.done
         self._is_lost = False
@@ -181,7 +183,8 @@ class _OpenEnv:
         except Exception as error:
             self._is_lost = not any(code in str(error) for code in _REFUSED)
             if self._is_lost:
-                _log.warning("The OpenEnv server at %s failed in an episode: %s", self._server[0], error)
+                message = "The OpenEnv server at %s failed in an episode: %s"
+                _log.warning(message, self._server[0], printable(str(error)))
             raise
         self._is_done = result.done
         self._rewards += [0.0] * (self.turn_index + 1 - len(self._rewards))
@@ -227,6 +230,7 @@ def _client(base_url: str, timeout: float) -> Any:
 
 
 def _asked(method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
-    answer = requests.request(method, url, json=body, timeout=_PATIENCE)
+    with BoundedSession() as session:
+        answer = session.request(method, url, json=body, timeout=_PATIENCE)
     answer.raise_for_status()
     return answer.json()

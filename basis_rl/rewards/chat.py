@@ -15,13 +15,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import requests
-from requests.adapters import HTTPAdapter
-from urllib3.exceptions import HTTPError
 
 from basis_rl.rewards.variables import variables, without_values
+from basis_rl.run.http import BoundedSession
+from basis_rl.text import printable
 
-# Seconds to connect.
-_CONNECT = 10.0
 # Seconds between two attempts, at most; they double from one second on.
 _LONGEST_PAUSE = 8.0
 # Seconds after which a wait is logged, then after twice as many, and so on.
@@ -29,7 +27,7 @@ _NOTICE = 30.0
 # HTTP statuses besides 5xx after which the same request may succeed: too slow, conflict, too many requests.
 _PASSING = (408, 409, 429)
 # What another attempt may not meet; the last five are answers that are no chat completion.
-_FAILURES = (OSError, HTTPError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_FAILURES = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _log = logging.getLogger(__name__)
 
 
@@ -76,9 +74,7 @@ class ChatModel:
                 "(api_key_env names the variable with the key)."
             )
         self._key = variables("api_key_env", [] if self.api_key_env is None else [self.api_key_env])
-        self._session = requests.Session()
-        for scheme in ("http://", "https://"):
-            self._session.mount(scheme, HTTPAdapter(pool_maxsize=self.concurrency))
+        self._session = BoundedSession(self.concurrency)
         # An `auth` of our own, since requests would otherwise take one from ~/.netrc.
         self._session.auth = self._authorized
         self._free = threading.BoundedSemaphore(self.concurrency)
@@ -123,29 +119,21 @@ class ChatModel:
                 with self._free:
                     return self._attempt(question)
             except _FAILURES as error:
-                sent = isinstance(error, (OSError, HTTPError))
+                sent = isinstance(error, OSError)
                 why = str(error) if sent else f"no chat completion ({type(error).__name__}: {error})"
                 if isinstance(error, _Refused):
                     break
-        return NoAnswer(without_values(why, self._key)[:300])
+        return NoAnswer(printable(without_values(why, self._key)[:300]))
 
     def _attempt(self, question: str) -> str:
         body = {"model": self.model, "messages": [{"role": "user", "content": question}], **self.generation_kwargs}
         url = f"{self.base_url.rstrip('/')}/chat/completions"
-        deadline = time.monotonic() + self.timeout
-        limits = (min(_CONNECT, self.timeout), self.timeout)
-        content = b""
-        with self._session.post(url, json=body, timeout=limits, stream=True, allow_redirects=False) as response:
-            # The limit of requests is one between two pieces, however many there are.
-            while piece := response.raw.read1(1 << 16, decode_content=True):
-                content += piece
-                if time.monotonic() > deadline:
-                    raise TimeoutError("the answer was not complete in time")
+        response = self._session.post(url, json=body, timeout=self.timeout)
         status = response.status_code
         if status != 200:
             passing = status >= 500 or status in _PASSING
-            raise (OSError if passing else _Refused)(f"HTTP {status}: {content.decode(errors='replace')}")
-        choice = json.loads(content)["choices"][0]
+            raise (OSError if passing else _Refused)(f"HTTP {status}: {response.content.decode(errors='replace')}")
+        choice = json.loads(response.content)["choices"][0]
         # One that was cut off has not come to its end.
         return "" if choice.get("finish_reason") == "length" else str(choice["message"]["content"])
 

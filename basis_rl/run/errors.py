@@ -1,15 +1,24 @@
 """What may go wrong while a run is under way. Users' mistakes, which are found before it, are ValueErrors."""
 
+from basis_rl.text import printable
+
 
 class NonFiniteGradients(RuntimeError):
     """Too many optimizer steps in a row had gradients that are not finite. The weights are those before them."""
 
 
-class RolloutError(RuntimeError):
+class _Quoting(RuntimeError):
+    """Its message may quote a server; what controls a terminal is escaped."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+class RolloutError(_Quoting):
     """The server did not do what it was asked. Raised on every rank at once."""
 
 
-class RequestRefused(RuntimeError):
+class RequestRefused(_Quoting):
     """The server is well and says that the request is wrong, so that waiting would not help. On every rank at once."""
 
 

@@ -14,6 +14,7 @@ import pytest
 from basis_rl.engine import Completion, Sampling, ServersLost, client, sample_servers
 from basis_rl.engine.client import Client, NoServer, NotConnected, ServedModel, checked_choices, request_seed
 from basis_rl.run.errors import RequestRefused, RolloutError, WrongAnswer
+from tests.support.dripping import dripping
 from tests.support.fake_vllm import FakeServer, completion
 from tests.support.tiny import tiny_tokenizer
 
@@ -69,12 +70,50 @@ def test_a_session_has_the_servers_key_no_proxy_and_tells_a_server_that_hangs(fa
     assert reached.is_healthy()
     assert reached.session.headers["Authorization"] == "Bearer secret"
     fake.before = lambda number, body: time.sleep(5)
-    with pytest.raises(RolloutError, match="ReadTimeout") as hung:
+    with pytest.raises(RolloutError, match=r"no whole answer within 0\.2 s") as hung:
         ask(fake.url, timeout=0.2)
     assert not isinstance(hung.value, NotConnected)
     assert len(fake.requests) == 1
     with pytest.raises(NotConnected, match="refused"):
         ask(NOBODY)
+
+
+def test_an_answer_that_drips_is_over_at_the_time_limit_and_may_have_begun():
+    with dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n") as url:
+        with pytest.raises(RolloutError, match=r"no whole answer within 0\.3 s") as late:
+            ask(url, timeout=0.3)
+        assert not isinstance(late.value, NotConnected)
+        assert not Client(url).is_healthy(timeout=0.3)
+
+
+def test_a_redirect_is_refused_by_name_and_not_followed(fake):
+    head = f"HTTP/1.1 307 Go\r\nLocation: {fake.url}/\x1b[31m\r\nContent-Length: 0\r\n\r\n"
+    with dripping(head.encode()) as url:
+        with pytest.raises(RequestRefused, match=rf"at {url}/v1/completions .*a redirect to {fake.url}/") as refused:
+            ask(url)
+        assert "\x1b" not in str(refused.value)
+        with pytest.raises(ValueError, match="a redirect to"):
+            Client(url).model()
+    assert not fake.requests
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+def test_json_that_is_nested_too_deeply_is_a_failure_of_the_server(status):
+    deep = b"[" * 100_000
+    head = f"HTTP/1.1 {status} So\r\nContent-Length: {len(deep)}\r\n\r\n".encode()
+    with dripping(head + deep) as url, pytest.raises(RequestRefused if status == 400 else RolloutError) as failed:
+        ask(url)
+    assert len(str(failed.value)) < 700
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_what_a_server_says_does_not_control_the_terminal(status):
+    said = b"\x1b]0;mine\x07\x1b[2J\xe2\x80\xae no"
+    head = f"HTTP/1.1 {status} So\r\nContent-Length: {len(said)}\r\n\r\n".encode()
+    with dripping(head + said) as url, pytest.raises((RequestRefused, RolloutError)) as failed:
+        ask(url)
+    assert r"\x1b]0;mine\x07\x1b[2J\x202e no" in str(failed.value)
+    assert type(failed.value)(*failed.value.args).args == failed.value.args, "the same on the way to another rank"
 
 
 def test_a_server_says_what_it_serves_and_the_shortest_context():
@@ -323,6 +362,14 @@ def spoilt(field, value):
     return spoil
 
 
+def nested(depth):
+    """A list in a list in a list: deeper than Python's own recursion goes."""
+    found = [1]
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
 def renumbered(rows):
     return [{**row, "index": index} for index, row in enumerate(rows)]
 
@@ -353,10 +400,16 @@ NONSENSE = {
     "fractions": (spoilt("token_ids", [1, 2.0]), "ids from 0 to 8"),
     "no log-probabilities": (spoilt("logprobs", None), "logprobs"),
     "of other tokens": (spoilt("logprobs.tokens", lambda tokens: tokens[::-1]), "logprobs of tokens"),
-    "NaN": (spoilt("logprobs.token_logprobs", [-0.5, float("nan")]), "logprobs .*expected was 2 finite numbers"),
-    "infinite": (spoilt("logprobs.token_logprobs", [-0.5, float("-inf")]), "2 finite numbers"),
-    "null for one": (spoilt("logprobs.token_logprobs", [-0.5, None]), "2 finite numbers"),
-    "one log-probability too few": (spoilt("logprobs.token_logprobs", [-0.5]), "2 finite numbers"),
+    "NaN": (spoilt("logprobs.token_logprobs", [-0.5, float("nan")]), "logprobs .*expected was numbers up to 0"),
+    "infinite": (spoilt("logprobs.token_logprobs", [-0.5, float("-inf")]), "numbers up to 0"),
+    "positive": (spoilt("logprobs.token_logprobs", [-0.5, 0.5]), "numbers up to 0"),
+    "positive, and too large for a float": (spoilt("logprobs.token_logprobs", [-0.5, 10**400]), "numbers up to 0"),
+    "negative, and too large for a float": (spoilt("logprobs.token_logprobs", [-0.5, -(10**400)]), "numbers up to 0"),
+    "null for one": (spoilt("logprobs.token_logprobs", [-0.5, None]), "numbers up to 0"),
+    "one log-probability too few": (spoilt("logprobs.token_logprobs", [-0.5]), "numbers up to 0"),
+    "deep ids": (spoilt("token_ids", lambda ids: nested(2000)), "token_ids"),
+    "a deep index": (spoilt("index", lambda index: nested(2000)), "choices of index"),
+    "a deep log-probability": (spoilt("logprobs.token_logprobs", lambda found: [-0.5, nested(2000)]), "up to 0"),
 }  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 import json
 import logging
 import random
-import socket
 import threading
 import time
 
@@ -19,6 +18,7 @@ from basis_rl.run.errors import RewardFailed
 from basis_rl.run.redact import redact
 from basis_rl.trainer import BasisTrainer
 from examples.quickstart.warm_start import build_tokenizer
+from tests.support.dripping import dripping
 from tests.support.fake_judge import JudgeServer, equal, instructions, material
 from tests.support.served import ENGINE, save_model
 from tests.support.tiny import config, sums, tiny_model, tiny_tokenizer
@@ -141,34 +141,28 @@ def test_a_judge_that_stalls_takes_the_time_that_it_is_granted_and_the_wait_is_s
     assert "1 of 4 questions to m at http://127" in caplog.text
 
 
-def test_an_answer_that_trickles_is_over_at_the_time_limit():
+@pytest.mark.parametrize("begins", [b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "])
+def test_an_answer_that_trickles_is_over_at_the_time_limit(begins):
     """The limit of a socket is one between two pieces."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    ended = threading.Event()
-
-    def serve():
-        connection, _ = listening.accept()
-        with connection:
-            connection.recv(1 << 16)
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-            while not ended.wait(0.05):
-                try:
-                    connection.sendall(b" ")
-                except OSError:
-                    return
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-    began = time.monotonic()
-    try:
-        reward = JudgeReward(url, "m", timeout=0.5, **QUICK)
+    with dripping(begins) as url:
+        reward = JudgeReward(f"{url}/v1", "m", timeout=0.5, **QUICK)
+        began = time.monotonic()
         assert reward(prompts=["p"], completions=["1"], solution=["1"]) == [None]
-        assert 0.4 < time.monotonic() - began < 5.0
-    finally:
-        ended.set()
-        thread.join()
-        listening.close()
+        assert time.monotonic() - began < 60.0
+
+
+def test_a_judge_that_redirects_is_not_followed_and_its_texts_are_harmless(server):
+    for head, why in (
+        (f"HTTP/1.1 302 Go\r\nLocation: {server.url}\r\nContent-Length: 0\r\n\r\n", f"a redirect to {server.url}"),
+        ("HTTP/1.1 400 No\r\nContent-Length: 5\r\n\r\n\x1b[31m", r"HTTP 400: \x1b[31m"),
+    ):
+        with dripping(head.encode()) as url:
+            model = chat_module.ChatModel(f"{url}/v1", "m", None, 1, 30.0, 0, {})
+            (answer,) = model.ask(["What?"])
+            assert isinstance(answer, chat_module.NoAnswer)
+            assert why in answer
+            assert "\x1b" not in answer
+    assert not server.requests
 
 
 LIES = {

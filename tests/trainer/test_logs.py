@@ -111,7 +111,7 @@ def test_vllm_gets_the_names_of_the_model_and_no_others(reference):
     if reference:  # as TRL makes it where an adapter goes on to be trained with beta
         model.add_adapter("ref", lora)
     engine = object.__new__(Generation)
-    engine.model = model
+    engine.model, engine.accelerator = model, SimpleNamespace(device="cpu")
     engine._dist = SimpleNamespace(is_fsdp=False, gather_params=lambda parameters: nullcontext())
     assert {name for name, _ in engine._iter_named_params()} == expected
 

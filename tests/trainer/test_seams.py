@@ -240,6 +240,7 @@ def test_weights_are_named_as_vllm_knows_them():
     assert inspect.isgeneratorfunction(VLLMGeneration._iter_named_params)
     assert "with self._dist.gather_params([param]):" in text
     assert "self._dist = " in source(VLLMGeneration.__init__)
+    # In the place of these comes `merged_parameters`, whose names and values are TRL's in test_merged_weights.py.
     assert text.index("model.merge_adapter()") < text.index("yield") < text.index("model.unmerge_adapter()")
 
 
