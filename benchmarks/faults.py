@@ -692,6 +692,7 @@ def train(folder: Path, name: str, url: str, hub: str) -> None:
         # A random model calls nothing: what is a call is a rule over its tokens.
         turns.read_turn = by_rule  # type: ignore[assignment]
         settings["generation_kwargs"] = {"allowed_token_ids": few_tokens(tokenizer)}
+        settings["allow_truncated_sampling"] = True
     if hub:
         constants.ENDPOINT, constants.HF_HUB_OFFLINE, constants.HF_HUB_DISABLE_XET = hub, False, True
         settings |= {"push_to_hub": True, "hub_model_id": "run", "hub_token": TOKEN, "hub_retry_wait": 0.1}

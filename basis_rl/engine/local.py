@@ -22,15 +22,18 @@ from transformers import (
 from basis_rl.engine.prefill import sharing
 from basis_rl.run.seams import attributes
 
-# Public fields of vLLM's `SamplingParams`, copied because to import vLLM takes half a minute.
-VLLM_SAMPLING = (
-    "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "watermarking", "top_p",
-    "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "min_tokens", "logprobs",
-    "prompt_logprobs", "logprob_token_ids", "flat_logprobs", "detokenize", "skip_special_tokens",
-    "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind", "stream_interval", "skip_clone",
-    "output_text_buffer_length", "structured_outputs", "logit_bias", "allowed_token_ids", "extra_args", "bad_words",
-    "skip_reading_prefix_cache", "thinking_token_budget", "repetition_detection", "routed_experts_prompt_start",
+# Public fields of vLLM's `SamplingParams`, copied because to import vLLM takes half a minute: those that change the
+# distribution of tokens, besides the temperature, and all of them.
+VLLM_DRAWING = (
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "top_p", "top_k", "min_p", "min_tokens",
+    "structured_outputs", "logit_bias", "allowed_token_ids", "bad_words", "extra_args", "thinking_token_budget",
     "trace_decode_token_ids",
+)  # fmt: skip
+VLLM_SAMPLING = (
+    *VLLM_DRAWING, "n", "temperature", "watermarking", "seed", "stop", "stop_token_ids", "ignore_eos", "max_tokens",
+    "logprobs", "prompt_logprobs", "logprob_token_ids", "flat_logprobs", "detokenize", "skip_special_tokens",
+    "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind", "stream_interval", "skip_clone",
+    "output_text_buffer_length", "skip_reading_prefix_cache", "repetition_detection", "routed_experts_prompt_start",
 )  # fmt: skip
 
 

@@ -153,7 +153,9 @@ class BasisConfig(GRPOConfig):
         False, "Resumes even if settings have changed on which the order of the data or the saved state depends."
     )
     allow_truncated_sampling: bool = option(
-        False, "Trains on rollouts drawn with top_p, top_k or min_p, although the loss scores the whole vocabulary."
+        False,
+        "Trains on rollouts drawn from another distribution than the policy's (top_p, top_k, penalties, biases, "
+        "allowed or forbidden tokens), although the loss takes the policy's probabilities.",
     )
     keep_rollouts_mb: float = option(
         200.0,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from transformers import GenerationConfig
+import torch
+from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig
 
-from basis_rl.engine.local import VLLM_SAMPLING
+from basis_rl.engine.local import VLLM_DRAWING, VLLM_SAMPLING
 from basis_rl.names import did_you_mean
 from basis_rl.trainer.config import BasisConfig
 
@@ -25,16 +26,15 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "num_beams": (1, "the loss is that of samples, which the result of a beam search is not"),
     "logprobs": (0, "the loss reads the log-probability of the sampled token"),
 }
-# Settings that cut off a part of the vocabulary, and the values that cut nothing.
-_TRUNCATING: dict[str, tuple[Any, ...]] = {
-    "top_p": (None, 1.0),
-    "top_k": (None, 0),
-    "min_p": (None, 0.0),
-    "typical_p": (None, 1.0),
-    "epsilon_cutoff": (None, 0.0),
-    "eta_cutoff": (None, 0.0),
-    "top_h": (None,),
-}
+# Settings for which transformers builds a processor of logits that leaves their distribution as it is, and the one that
+# the loss knows.
+_HARMLESS = ("temperature", "remove_invalid_values", "renormalize_logits")
+
+
+class _AnyModel(GenerationMixin):
+    """As much of a model as transformers reads when it builds processors of logits."""
+
+    config = PreTrainedConfig(vocab_size=2)
 
 
 def generation_kwargs_of(args: BasisConfig) -> dict[str, Any]:
@@ -66,8 +66,8 @@ def check_generation(args: BasisConfig) -> None:
         setting = _SETTINGS.get(name)
         if setting is not None and value != getattr(args, setting):
             raise ValueError(
-                f"generation_kwargs: {name} {value} would be sampled with, but the loss goes by {setting} "
-                f"({getattr(args, setting)}). Set {setting} itself, and leave the key out."
+                f"generation_kwargs: {name} {value} would be sampled with, but the run goes by {setting} "
+                f"({getattr(args, setting)}). Leave the key out, or set {setting} itself."
             )
         only, why = _FIXED.get(name, (value, ""))
         if value != only:
@@ -75,19 +75,43 @@ def check_generation(args: BasisConfig) -> None:
 
 
 def check_truncated_sampling(args: BasisConfig) -> None:
-    """Rollouts are drawn from the whole vocabulary, over which the loss takes its log-probabilities.
+    """Rollouts are drawn from the policy's own distribution, of which the loss takes its log-probabilities.
 
     Raises:
-        ValueError: a part of it is cut off, and ``allow_truncated_sampling`` is not set.
+        ValueError: a setting changes that distribution, and ``allow_truncated_sampling`` is not set.
     """
-    settings: Mapping[str, Any] = {**vars(args), **generation_kwargs_of(args)}
-    cut = [f"{name} {settings[name]}" for name, none in _TRUNCATING.items() if settings.get(name) not in none]
-    if cut and not args.allow_truncated_sampling:
+    if args.allow_truncated_sampling:
+        return
+    settings = {name: getattr(args, name) for name in _SETTINGS if hasattr(args, name)}
+    if args.use_vllm:
+        settings["structured_outputs"] = args.vllm_structured_outputs_regex
+    changes = _changes_vllm if args.use_vllm else _changes_transformers
+    found = [
+        f"{name} {value}" for name, value in (settings | generation_kwargs_of(args)).items() if changes(name, value)
+    ]
+    if found:
         raise ValueError(
-            f"{', '.join(cut)}: rollouts would be drawn from a part of the vocabulary, but the loss takes their "
-            "probabilities over all of it, so that ratios and gradients are of another distribution. Leave it out in "
+            f"{', '.join(found)}: rollouts would be drawn from another distribution than the policy's, but the loss "
+            "takes the policy's probabilities of them, so that ratios and gradients would be wrong. Leave it out in "
             "training (eval has settings of its own), or set allow_truncated_sampling: true."
         )
+
+
+def _changes_vllm(name: str, value: Any) -> bool:
+    """Whether vLLM draws by this field of its requests, which is not at its neutral value."""
+    return name in VLLM_DRAWING and bool(value) and not (name in ("top_p", "repetition_penalty") and value == 1)
+
+
+def _changes_transformers(name: str, value: Any) -> bool:
+    """Whether transformers builds a processor of logits for this setting."""
+    if name in _HARMLESS or (name, value) == ("min_p", 0):
+        return False
+    config = GenerationConfig(**{"do_sample": True, name: value})
+    # `generate` sets it from the end tokens, without which some processors are left out.
+    config._eos_token_tensor = torch.zeros(1, dtype=torch.long)
+    # It also has the prompt for some that were made for encoders.
+    prompt = torch.zeros(1, 1, dtype=torch.long)
+    return bool(_AnyModel()._get_logits_processor(config, prompt.shape[1], prompt))
 
 
 def require_tokens(completion_ids: Sequence[Sequence[int]], source: str) -> None:

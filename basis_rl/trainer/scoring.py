@@ -403,36 +403,36 @@ def rollout_weights(output: dict[str, Any]) -> Tensor | None:
 
 
 class EvalScores:
-    """Rewards of one evaluation, by problem.
+    """Rewards of one evaluation, by row of its set.
 
     TRL's ``eval_reward`` is the mean of the means of the batches, of which the last may be smaller and, on several
-    ranks, filled up with problems from the start. Here each problem has its first `num_rollouts` rewards, no others.
+    ranks, filled up with rows from the start. Here every row counts once, whatever it shares with others.
     """
 
     def __init__(self) -> None:
-        self.rewards: dict[str, list[float]] = {}
+        self.rewards: list[float] = []
 
-    def add(self, prompt_ids: Sequence[str], rewards: Tensor, num_rollouts: int) -> None:
-        """Take in a batch of all ranks: ``(N,)`` names and rewards; NaN (not scored) counts 0, as a wrong answer."""
-        for name, reward in zip(prompt_ids, rewards.tolist(), strict=True):
-            of_problem = self.rewards.setdefault(name, [])
-            if len(of_problem) < num_rollouts:
-                of_problem.append(0.0 if math.isnan(reward) else reward)
+    def add(self, rewards: Tensor) -> None:
+        """Take in a batch of all ranks, ``(N,)``, row after row; NaN where there is no score."""
+        self.rewards += rewards.tolist()
 
-    def take(self, num_rollouts: int) -> dict[str, float]:
-        """Return ``avg@n``, the mean over problems, and ``pass@k`` for k = 2, 4, ... up to n, and reset the counts.
+    def take(self, num_rollouts: int, rows: int | None) -> dict[str, float]:
+        """Return ``reward``, the mean of all scores; ``avg@n``, the same with 0 where there is no score, as of a wrong
+        answer; and, where all of these are 0 or 1, ``pass@k`` for k = 2, 4, ... up to n. Reset the counts.
 
-        ``pass@k`` is there where all rewards are 0 or 1, and every problem has n. Empty where nothing was added.
+        Args:
+            num_rollouts: of each row.
+            rows: the length of the set; None for a stream, of which all that came counts.
         """
-        rewards = list(self.rewards.values())
-        self.rewards = {}
-        if not rewards:
+        scores = torch.tensor(self.rewards).double()[: rows and rows * num_rollouts]
+        self.rewards = []
+        if not len(scores):
             return {}
-        found = {f"avg@{num_rollouts}": sum(sum(each) / len(each) for each in rewards) / len(rewards)}
-        graded = all(reward in (0.0, 1.0) for each in rewards for reward in each)
-        if graded and all(len(each) == num_rollouts for each in rewards):
-            right = torch.tensor([sum(each) for each in rewards])
+        rewards = scores.nan_to_num(nan=0.0).view(-1, num_rollouts)
+        found = {"reward": float(scores.nanmean()), f"avg@{num_rollouts}": float(rewards.mean())}
+        if bool(((rewards == 0) | (rewards == 1)).all()):
+            right = rewards.sum(dim=1).long()
             ks = {2**i for i in range(1, num_rollouts.bit_length())} | ({num_rollouts} - {1})
-            for k in sorted(k for k in ks if k <= num_rollouts):
+            for k in sorted(ks):
                 found[f"pass@{k}"] = float(pass_at_k(num_rollouts, right, k).mean())
         return found

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
@@ -511,7 +511,7 @@ class BasisTrainer(GRPOTrainer):
             output["importance_sampling_ratio"] = weights
         if not training:
             # There is nothing to learn in an evaluation, and a value table need not know its prompts.
-            self._eval_scores.add(gather_object(self._ids(inputs)), self._total(), self.num_generations_eval)
+            self._eval_scores.add(self._total())
             return output
         self._log_mismatch(output)
         self._log_all(padding_metrics(output, self.accelerator))
@@ -1254,7 +1254,10 @@ class BasisTrainer(GRPOTrainer):
         if not self.model.training:
             metrics = self._metrics["eval"]
             self._log_all(self._means.take(self.accelerator))
-            metrics.update({key: [value] for key, value in self._eval_scores.take(self.num_generations_eval).items()})
+            rows = getattr(self.callback_handler.eval_dataloader, "dataset", None)
+            count = len(rows) if has_length(rows) else None
+            taken = self._eval_scores.take(self.num_generations_eval, count)
+            metrics.update({key: [value] for key, value in taken.items()})
             if self._eval_name:
                 # TRL logs the metrics of every evaluation set under the same names.
                 for key in list(metrics):

@@ -90,6 +90,7 @@ def trainer(folder, baseline: str, tools=(calculator,), cls=Kept, model=None, **
     turns.read_turn = by_rule
     drawn = {} if settings.get("use_vllm") else {"generation_kwargs": only(tok)}
     multi = {"max_completion_length": 48, "max_tool_calling_iterations": 4, "max_steps": 2, "steps_per_generation": 1}
+    multi["allow_truncated_sampling"] = True
     if model is None:
         model = f"{folder}-model"
         save(tiny_model(tok), tok, model)

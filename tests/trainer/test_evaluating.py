@@ -1,4 +1,4 @@
-"""Evaluation during training: avg@k of each set by name, with its own number of answers, every problem once."""
+"""Evaluation during training: avg@k of each set by name, with its own number of answers, every row once."""
 
 import itertools
 import json
@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from accelerate.data_loader import BatchSamplerShard
+from torch.utils.data import BatchSampler
+from trl.trainer.utils import RepeatSampler
 
 from basis_rl.cli.main import main
 from basis_rl.data import DataArguments, load_prompts
@@ -18,30 +21,37 @@ from basis_rl.trainer.scoring import EvalScores
 from tests.support.tiny import DEVICE, flat, parity_reward, sums, tiny_model, tiny_trainer
 
 
-def test_a_problem_counts_once_however_often_it_fills_a_batch():
+@pytest.mark.parametrize("size", [2, 4, 6])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_row_counts_once_however_often_it_fills_a_batch(ranks, size):
+    """By the batches of real ranks, of which the last ones begin again; what rows have in common does not matter."""
+    earned = [[1.0, 1.0], [0.0, torch.nan], [1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]
+    drawn = [(row, k) for row in RepeatSampler(earned, 1, shuffle=False) for k in range(2)]
+    shares = [list(BatchSamplerShard(BatchSampler(drawn, size, False), ranks, rank)) for rank in range(ranks)]
     scores = EvalScores()
-    scores.add(["a", "a", "b", "b"], torch.tensor([1.0, 1.0, 0.0, torch.nan]), 2)
-    scores.add(["c", "c", "a", "a"], torch.tensor([1.0, 0.0, 0.0, 0.0]), 2)
-    assert scores.take(2) == {"avg@2": pytest.approx((1 + 0 + 0.5) / 3), "pass@2": pytest.approx(2 / 3)}
-    assert scores.take(2) == {}
+    for batches in zip(*shares, strict=True):
+        scores.add(torch.tensor([earned[row][k] for batch in batches for row, k in batch]))
+    found = scores.take(2, len(earned))
+    assert found == pytest.approx({"reward": 5 / 9, "avg@2": 5 / 10, "pass@2": 4 / 5})
+    assert scores.take(2, len(earned)) == {}
 
 
 def test_passes_are_of_right_and_wrong_rollouts_only():
     """By all subsets; where a reward is neither 0 nor 1 nobody can say which rollouts are right."""
-    rewards = {"a": [1.0, 0.0, 0.0, 0.0, 1.0, 0.0], "b": [0.0] * 6, "c": [1.0] * 6}
+    rewards = [[1.0, 0.0, 0.0, 0.0, 1.0, 0.0], [0.0] * 6, [1.0] * 6]
     scores = EvalScores()
-    for name, each in rewards.items():
-        scores.add([name] * 6, torch.tensor(each), 6)
-    found = scores.take(6)
-    assert set(found) == {"avg@6", "pass@2", "pass@4", "pass@6"}
+    for each in rewards:
+        scores.add(torch.tensor(each))
+    found = scores.take(6, None)
+    assert set(found) == {"reward", "avg@6", "pass@2", "pass@4", "pass@6"}
     for k in (2, 4, 6):
-        subsets = {name: list(itertools.combinations(each, k)) for name, each in rewards.items()}
-        mean = sum(sum(max(s) for s in each) / len(each) for each in subsets.values()) / 3
+        subsets = [list(itertools.combinations(each, k)) for each in rewards]
+        mean = sum(sum(max(s) for s in each) / len(each) for each in subsets) / 3
         assert found[f"pass@{k}"] == pytest.approx(mean)
-    scores.add(["a", "a"], torch.tensor([1.0, 0.25]), 2)
-    assert set(scores.take(2)) == {"avg@2"}
-    scores.add(["a"], torch.tensor([1.0]), 1)
-    assert set(scores.take(1)) == {"avg@1"}
+    scores.add(torch.tensor([1.0, 0.25]))
+    assert set(scores.take(2, 1)) == {"reward", "avg@2"}
+    scores.add(torch.tensor([1.0]))
+    assert set(scores.take(1, 1)) == {"reward", "avg@1"}
 
 
 def test_random_numbers_are_put_back():

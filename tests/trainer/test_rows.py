@@ -17,14 +17,16 @@ def gold_reward(completions, solution, **kwargs):
     return [float(gold == "3") for gold in solution]
 
 
-def test_evaluation_rows_of_one_prompt_are_problems_of_their_own(tmp_path):
-    settings = {"num_generations_eval": 2, "per_device_eval_batch_size": 4, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = tiny_trainer(tmp_path, reward_funcs=gold_reward, eval_dataset=TWINS, **settings)
+@pytest.mark.parametrize("alike", [{}, {"solution": "0"}, {"prompt_id": "same"}])
+@pytest.mark.parametrize("batch", [4, 6])
+def test_an_evaluation_is_an_average_over_rows(alike, batch, tmp_path):
+    """Of four rows with one prompt the last is right, whether or not the others, or all of them, are one problem, and
+    however they fill batches, of which the last has one row where a batch has three."""
+    rows = [{**row, **(alike if i < 3 or "prompt_id" in alike else {})} for i, row in enumerate(TWINS)]
+    settings = {"num_generations_eval": 2, "per_device_eval_batch_size": batch, "eval_strategy": "steps"}
+    trainer = tiny_trainer(tmp_path, reward_funcs=gold_reward, eval_dataset=rows, eval_steps=1, **settings)
     found = trainer.evaluate()
     assert found["eval_reward"] == found["eval_avg@2"] == found["eval_pass@2"] == 0.25
-    with_own = [{**row, "prompt_id": "same"} for row in TWINS]
-    own = trainer.evaluate(trainer.eval_dataset.from_list(with_own))
-    assert own["eval_avg@2"] in (0.0, 1.0), "one problem, of which two rollouts count: a prompt_id of its own wins"
 
 
 class Play:

@@ -332,7 +332,10 @@ OWNERS = {
     "chat_template_utils": transformers.utils.chat_template_utils,
 }
 # Whose private names are common words of ours too.
-READ_ONLY = {"PreTrainedConfig": transformers.PreTrainedConfig}
+READ_ONLY = {
+    "GenerationMixin": transformers.GenerationMixin,
+    "PreTrainedConfig": transformers.PreTrainedConfig,
+}
 
 
 def rows():

@@ -106,7 +106,7 @@ OPTIONS = {
     "otb, tail return": (
         "otb",
         {"tail": "return"},
-        {"generation_kwargs": ending_soon(), "reward_funcs": parity_reward},
+        {"generation_kwargs": ending_soon(), "allow_truncated_sampling": True, "reward_funcs": parity_reward},
         less_those_alive,
     ),
 }
