@@ -7,11 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-import yaml
-
 from basis_rl import __version__, resources
 from basis_rl.names import did_you_mean, require_extra
-from basis_rl.recipe.words import peek
+from basis_rl.recipe.words import peek, read_mapping
 from basis_rl.run.terminal import guarded_output
 
 COMMANDS = {
@@ -154,8 +152,7 @@ def launch_command(argv: Sequence[str]) -> list[str]:
         if value is True:
             raise ValueError(f"--{name} needs a value.")
     file = resources.accelerate_config(given.pop("accelerate_config"))
-    settings = yaml.safe_load(file.read_text())
-    if isinstance(settings, dict) and settings.get("distributed_type") == "DEEPSPEED":
+    if read_mapping(file, str(file)).get("distributed_type") == "DEEPSPEED":
         require_extra("deepspeed", f"--accelerate_config {file}")
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
     options = [word for name, value in given.items() for word in (f"--{name}", value)]

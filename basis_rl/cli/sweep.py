@@ -31,7 +31,7 @@ from basis_rl.cli.options import sweep_parser
 from basis_rl.names import did_you_mean, import_object
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
-from basis_rl.recipe.words import peek
+from basis_rl.recipe.words import peek, read_mapping
 from basis_rl.report.runs import what_counts
 from basis_rl.run.checkpoint import was_cut_off
 from basis_rl.run.run_lock import held
@@ -325,7 +325,7 @@ def launcher_processes(launcher: str) -> int:
         return int(found["nproc_per_node"]) * int(found.get("nnodes") or 1)
     file = Path(str(found.get("config_file", "")))
     if file.is_file():
-        return int((yaml.safe_load(file.read_text()) or {}).get("num_processes", 1))
+        return int(read_mapping(file, str(file)).get("num_processes", 1))
     if words and Path(words[0]).name in ("accelerate", "torchrun"):
         raise ValueError("--launcher: how many processes does it start? Add --num_processes N, or --config_file FILE.")
     return 1
