@@ -36,11 +36,11 @@ from basis_rl.report.runs import what_counts
 from basis_rl.run.checkpoint import was_cut_off
 from basis_rl.run.run_lock import held
 from basis_rl.run.seams import attributes
+from basis_rl.run.terminal import stop_signals
 from basis_rl.trainer import BasisConfig
 
 # Seconds between two lines of a run that the terminal shows.
 _SHOW_EVERY = 15.0
-_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 # Keys that the sweep sets for each run, and the option that says how.
 _OURS = {"seed": "--seeds", "baseline": "--baselines", "resume_from_checkpoint": "nothing"}
 # Rollouts per prompt for a baseline that needs several, if no setting says how many.
@@ -174,7 +174,7 @@ class Sweep:
         failed = []
         began = time.monotonic()
         total = len(self.runs)
-        handlers = {number: signal.signal(number, self._stop) for number in _STOPS}
+        handlers = {number: signal.signal(number, self._stop) for number in stop_signals()}
         try:
             for number, run in enumerate(self.runs, 1):
                 prefix = f"[{number}/{total} {run.name}]"
