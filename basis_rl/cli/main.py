@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
-import yaml
-
 from basis_rl import __version__, resources
 from basis_rl.names import did_you_mean, require_extra
-from basis_rl.recipe.words import peek
-from basis_rl.run.terminal import guarded_output
+from basis_rl.recipe.words import peek, read_mapping
+from basis_rl.run.terminal import guarded_output, stop_signals
 
 COMMANDS = {
     "quickstart": "train a small model on this CPU, from nothing, in a few minutes",
@@ -53,8 +52,8 @@ is short for
   accelerate launch --config_file FILE --num_processes 4 -m basis_rl train RECIPE.yaml
 and `basis-rl init --help` lists the configurations that come with the package.
 
-SIGTERM, SIGUSR1 or a file STOP in output_dir end the training after the current
-step with a checkpoint (exit code 75); --resume_from_checkpoint auto resumes.
+SIGTERM, SIGUSR1, SIGHUP or a file STOP in output_dir end the training after the
+current step with a checkpoint (exit code 75); --resume_from_checkpoint auto resumes.
 
 `basis-rl COMMAND --help` explains a command and its keys, and --help-all adds
 all keys of TRL and transformers. BASIS_RL_DEBUG=1 shows the traceback of an
@@ -66,13 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, or 2 for a message about what was asked for."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(arguments)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        # The reader has gone, as in `basis-rl ... | head`. Without this, Python's flush at exit would raise again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _run(arguments)
     # Commands that save their state on Ctrl-C have caught it already.
     except KeyboardInterrupt:
         return fail(f"{arguments[0]} was interrupted (Ctrl-C).", STOPPED)
@@ -135,6 +128,9 @@ def launch_training(argv: Sequence[str]) -> None:
         ValueError: see `launch_command`.
     """
     words = launch_command(argv)
+    if signal.SIGHUP not in stop_signals():
+        # torchrun would handle it all the same, and end the ranks: this is its --signals-to-handle.
+        os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
     os.execv(words[0], words)
 
 
@@ -154,8 +150,7 @@ def launch_command(argv: Sequence[str]) -> list[str]:
         if value is True:
             raise ValueError(f"--{name} needs a value.")
     file = resources.accelerate_config(given.pop("accelerate_config"))
-    settings = yaml.safe_load(file.read_text())
-    if isinstance(settings, dict) and settings.get("distributed_type") == "DEEPSPEED":
+    if read_mapping(file, str(file)).get("distributed_type") == "DEEPSPEED":
         require_extra("deepspeed", f"--accelerate_config {file}")
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
     options = [word for name, value in given.items() for word in (f"--{name}", value)]

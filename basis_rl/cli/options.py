@@ -111,10 +111,10 @@ def train_parser(add: Add) -> None:
     --accelerate_config ddp (fsdp2, zero2, zero3, or a file) starts the command with `accelerate launch`, and takes
     its --num_processes, --num_machines, --machine_rank, --main_process_ip and --main_process_port.
 
-    SIGTERM, SIGUSR1 or a file STOP in output_dir end the training after the current step with a checkpoint (exit code
-    75). --resume_from_checkpoint auto resumes from it. Exit code 68: a rank was lost. Exit code 69: the vLLM server was
-    lost. Exit code 70: max_nonfinite_steps steps in a row had no finite gradient, a reward function failed, or the disk
-    is full.
+    SIGTERM, SIGUSR1, SIGHUP (the terminal was closed, unless `nohup` started it) or a file STOP in output_dir end the
+    training after the current step with a checkpoint (exit code 75). --resume_from_checkpoint auto resumes from it.
+    Exit code 68: a rank was lost. Exit code 69: the vLLM server was lost. Exit code 70: max_nonfinite_steps steps in a
+    row had no finite gradient, a reward function failed, or the disk is full.
     """
 
 

@@ -31,16 +31,16 @@ from basis_rl.cli.options import sweep_parser
 from basis_rl.names import did_you_mean, import_object
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
-from basis_rl.recipe.words import peek
+from basis_rl.recipe.words import peek, read_mapping
 from basis_rl.report.runs import what_counts
 from basis_rl.run.checkpoint import was_cut_off
 from basis_rl.run.run_lock import held
 from basis_rl.run.seams import attributes
+from basis_rl.run.terminal import stop_signals
 from basis_rl.trainer import BasisConfig
 
 # Seconds between two lines of a run that the terminal shows.
 _SHOW_EVERY = 15.0
-_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 # Keys that the sweep sets for each run, and the option that says how.
 _OURS = {"seed": "--seeds", "baseline": "--baselines", "resume_from_checkpoint": "nothing"}
 # Rollouts per prompt for a baseline that needs several, if no setting says how many.
@@ -174,7 +174,7 @@ class Sweep:
         failed = []
         began = time.monotonic()
         total = len(self.runs)
-        handlers = {number: signal.signal(number, self._stop) for number in _STOPS}
+        handlers = {number: signal.signal(number, self._stop) for number in stop_signals()}
         try:
             for number, run in enumerate(self.runs, 1):
                 prefix = f"[{number}/{total} {run.name}]"
@@ -325,7 +325,7 @@ def launcher_processes(launcher: str) -> int:
         return int(found["nproc_per_node"]) * int(found.get("nnodes") or 1)
     file = Path(str(found.get("config_file", "")))
     if file.is_file():
-        return int((yaml.safe_load(file.read_text()) or {}).get("num_processes", 1))
+        return int(read_mapping(file, str(file)).get("num_processes", 1))
     if words and Path(words[0]).name in ("accelerate", "torchrun"):
         raise ValueError("--launcher: how many processes does it start? Add --num_processes N, or --config_file FILE.")
     return 1

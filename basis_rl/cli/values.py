@@ -20,6 +20,7 @@ from basis_rl.recipe import build
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.run.artefacts import METADATA
+from basis_rl.run.terminal import stop_signals
 from basis_rl.trainer.generation_check import check_generation
 from basis_rl.trainer.plan import Plan, check_temperature, check_with_model, sampling_of, with_data
 from basis_rl.values import ValueTable, sources
@@ -32,8 +33,8 @@ from basis_rl.values.table import KIND
 def main(argv: Sequence[str]) -> int:
     """Sample the recipe's model on its prompts, score, and write the table where the baseline will look for it.
 
-    What is finished is kept in ``OUTPUT.partial``, and the same command resumes from there. SIGTERM and SIGUSR1 end it
-    with exit code 75; servers that are lost with 69.
+    What is finished is kept in ``OUTPUT.partial``, and the same command resumes from there. SIGTERM, SIGUSR1 and
+    SIGHUP end it with exit code 75; servers that are lost with 69.
     """
     job = Job(parse_recipe(argv))
     kept = f"What is finished is kept in {job.shards.folder}; the same command resumes from there."
@@ -201,13 +202,13 @@ def _shard(text: str | None) -> tuple[int, int]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Within it SIGTERM and SIGUSR1 act like Ctrl-C, once: launchers often send them twice."""
+    """Within it SIGTERM, SIGUSR1 and SIGHUP act like Ctrl-C, once: launchers often send them twice."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    before = {number: signal.signal(number, interrupt) for number in stop_signals() - {signal.SIGINT}}
     try:
         yield
     finally:

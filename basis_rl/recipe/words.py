@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -30,17 +31,26 @@ class _Loader(yaml.SafeLoader):
     """YAML in which ``1e-6`` is a number: to YAML 1.1 it is a string, because it has no point. A key that stands twice
     is an error, instead of taking its last value."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node] | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:
             line = key.start_mark.line + 1
-            first = lines.setdefault(str(key.value), line)
-            if first != line and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.YAMLError(f"the key '{key.value}' stands twice, in lines {first} and {line}. Leave one out.")
-        return super().construct_mapping(node, deep)
+            if str(key.value) in lines and key.tag != "tag:yaml.org,2002:merge":
+                both = f"lines {lines[str(key.value)]} and {line}"
+                raise yaml.YAMLError(f"the key '{key.value}' stands twice, in {both}. Leave one out.")
+            lines[str(key.value)] = line
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > _MOST_ENTRIES:
+            raise yaml.YAMLError(f"its anchors make a mapping of more than {_MOST_ENTRIES:,} entries")
 
 
+# Above what any recipe has, and below what a recursion over it can take.
 _MOST_ENTRIES = 100_000
+_MOST_NESTED = 50
 _FLOAT = re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
 
@@ -86,26 +96,35 @@ def split_path(argv: list[str]) -> tuple[str | None, list[str]]:
 
 
 def parse_yaml(text: str) -> Any:
-    """YAML in which ``1e-6`` is a number. What is nested too deep, or grows by its anchors, is no valid YAML."""
+    """YAML in which ``1e-6`` is a number.
+
+    Raises:
+        YAMLError: also where it is nested too deep, grows by its anchors, or has a value that does not fit its tag.
+    """
     try:
         value = yaml.load(text, Loader=_Loader)
-        entries = _entries(value, {})
     except RecursionError:
-        raise yaml.YAMLError("it is nested too deep, or an anchor contains itself") from None
-    if entries > _MOST_ENTRIES:
-        raise yaml.YAMLError(f"its anchors make {entries:,} entries of it, more than {_MOST_ENTRIES:,}")
+        raise yaml.YAMLError(f"it is nested more than {_MOST_NESTED} deep") from None
+    # What PyYAML's constructors raise for dates, numbers and tags.
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise yaml.YAMLError(f"a value does not fit its type: {error}") from error
+    _check_size(value)
     return value
 
 
-def _entries(value: Any, known: dict[int, int]) -> int:
-    """How many entries a value has in all, where what stands in several places counts in each."""
-    if not isinstance(value, dict | list):
-        return 1
-    if id(value) not in known:
-        known[id(value)] = 1 + sum(
-            _entries(each, known) for each in (value.values() if isinstance(value, dict) else value)
-        )
-    return known[id(value)]
+def _check_size(value: Any) -> None:
+    """What stands in several places by an anchor counts in each of them, and long texts count by their lines."""
+    entries = 0
+    left = [(value, 0)]
+    while left:
+        each, depth = left.pop()
+        inner = [*each.values()] if isinstance(each, dict) else each if isinstance(each, list) else []
+        entries += len(inner) + (len(each) // 80 if isinstance(each, str) else 0)
+        if entries > _MOST_ENTRIES:
+            raise yaml.YAMLError(f"it has more than {_MOST_ENTRIES:,} entries, or anchors make so many of it")
+        if depth > _MOST_NESTED:
+            raise yaml.YAMLError(f"it is nested more than {_MOST_NESTED} deep, or an anchor contains itself")
+        left += [(entry, depth + 1) for entry in inner]
 
 
 def parse_value(flag: str, text: str) -> Any:
@@ -137,14 +156,23 @@ def read_recipe(path: str) -> dict[str, Any]:
     Raises:
         ValueError: no such file, or no mapping in YAML.
     """
+    return read_mapping(resources.recipe(path), path)
+
+
+def read_mapping(file: Path, path: str) -> dict[str, Any]:
+    """The keys of a file in YAML, which messages call `path`.
+
+    Raises:
+        ValueError: it is no mapping in YAML.
+    """
     try:
-        config = parse_yaml(resources.recipe(path).read_text())
+        config = parse_yaml(file.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"'{path}' is not valid YAML: {error}") from error
     if config is None:
-        raise ValueError(f"'{path}' is empty. A recipe holds `key: value` lines.")
-    if not isinstance(config, dict):
-        raise ValueError(f"'{path}' must hold `key: value` lines.")
+        raise ValueError(f"'{path}' is empty. It must hold `key: value` lines.")
+    if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
+        raise ValueError(f"'{path}' must hold `key: value` lines, in which each key is a text.")
     return config
 
 
@@ -180,10 +208,14 @@ def without_sections(config: Mapping[str, Any], path: str) -> dict[str, Any]:
 def set_environment(config: Mapping[str, Any]) -> None:
     """Set the variables of the recipe's ``env`` mapping, as TRL does."""
     given = config.get("env") or {}
+    # Messages name no value, which may be a secret.
     if not isinstance(given, dict):
-        raise ValueError(f"env must be a mapping (`env: {{NAME: value}}`), got {given!r}.")
+        raise ValueError(f"env must be a mapping (`env: {{NAME: value}}`), got a {type(given).__name__}.")
     for name, value in given.items():
-        os.environ[name] = str(value)
+        try:
+            os.environ[name] = str(value)
+        except (TypeError, ValueError, OSError) as error:
+            raise ValueError(f"env: the variable {name!r} cannot be set: {error}.") from error
 
 
 def _put(config: dict[str, Any], flag: str, path: Sequence[str], value: Any) -> None:

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from basis_rl.run.errors import NonFiniteGradients, StopAsked
+from basis_rl.run.terminal import stop_signals
 
 STOP_FILE = "STOP"
 # Seconds within which a signal that comes again means the same request.
 _SAME_SIGNAL = 5.0
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopOnSignal(TrainerCallback):
@@ -57,9 +57,7 @@ class StopOnSignal(TrainerCallback):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        # A terminal that was closed; unless the run was started with `nohup`.
-        hangup = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
-        before = {number: signal.signal(number, self._ask) for number in (*SIGNALS, *hangup)}
+        before = {number: signal.signal(number, self._ask) for number in stop_signals()}
         try:
             yield
         finally:

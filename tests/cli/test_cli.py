@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from basis_rl.cli.main import main
 from basis_rl.recipe.file import parse_recipe
+from basis_rl.recipe.words import read_recipe
 from basis_rl.types import Advantages
 from basis_rl.values import ValueTable
 from examples.custom_baseline import Shrinkage
@@ -103,8 +104,10 @@ def test_bad_requests_get_one_message(case, command, recipe, capsys):
     assert "Traceback" not in said
 
 
-# Nine anchors, each nine times the one before.
-GROWING = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
+def growing(first, each):
+    """Nine anchors, each nine times the one before."""
+    lines = [f"a{i}: &a{i} {each.format(', '.join([f'*a{i - 1}'] * 9), i)}" for i in range(1, 10)]
+    return "\n".join([f"a0: &a0 {first}", *lines])
 
 
 @pytest.mark.parametrize(
@@ -112,16 +115,49 @@ GROWING = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] 
     [
         ("a: [1", "not valid YAML"),
         ("- a", "must hold `key: value` lines"),
-        (f"a: {'[' * 3000}{']' * 3000}", "is nested too deep"),
+        ("1: a", "each key is a text"),
+        ("a: {b: 1, b: 2}", "stands twice"),
+        (f"a: {'[' * 3000}{']' * 3000}", "nested more than 50 deep"),
+        # YAML can be read this deep, but what then goes through it could not.
+        (f"a: {'[' * 200}{']' * 200}", "nested more than 50 deep"),
         ("a: &a [*a]", "an anchor contains itself"),
-        (GROWING, "its anchors make 1,362,025,156 entries"),
+        (growing("[x, x]", "[{}]"), "more than 100,000 entries"),
+        (growing("{k: x}", "{{<<: [{}], k{}: x}}"), "more than 100,000 entries"),
+        (f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]", "more than 100,000 entries"),
+        ("a: !!timestamp b", "does not fit its type"),
+        ("a: 2026-13-01", "does not fit its type"),
         ("env: [1, 2]", "env must be a mapping"),
+        ("env: {1: 2}", "the variable 1 cannot be set"),
+        ("env: {A=B: 2}", "the variable 'A=B' cannot be set"),
     ],
+    ids=lambda text: text[:30],
 )
 def test_recipes_that_cannot_be_read(text, message, tmp_path, capsys):
     (tmp_path / "broken.yaml").write_text(text)
     assert main(["check", str(tmp_path / "broken.yaml")]) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("basis-rl: error:") == 1
+
+
+def test_a_recipe_may_use_anchors(tmp_path):
+    """An entry that replaces one of an anchor is no repetition, also where the mapping is used again."""
+    (tmp_path / "r.yaml").write_text("a:\n  b: &b\n    <<: &c {x: 1, y: 2}\n    x: 3\nd: {<<: *b, <<: *c, y: 4}\n")
+    both = {"x": 3, "y": 2}
+    assert read_recipe(str(tmp_path / "r.yaml")) == {"a": {"b": both}, "d": {"x": 1, "y": 4}}
+
+
+def test_no_value_of_a_variable_is_shown(tmp_path, capsys):
+    for text in ("env: [HF_TOKEN=abcd]", "env: {1: abcd}"):
+        (tmp_path / "broken.yaml").write_text(text)
+        assert main(["check", str(tmp_path / "broken.yaml")]) == 2
+        assert "abcd" not in capsys.readouterr().err
+
+
+def test_a_configuration_of_accelerate_that_cannot_be_read(recipe, tmp_path, capsys):
+    (tmp_path / "zero.yaml").write_text("a: [")
+    assert main(["train", recipe(), "--accelerate_config", str(tmp_path / "zero.yaml")]) == 2
+    assert "not valid YAML" in capsys.readouterr().err
 
 
 def test_commands(capsys):

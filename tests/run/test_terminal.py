@@ -4,12 +4,19 @@ import errno
 import io
 import os
 import pty
+import re
 import signal
+import subprocess
 import sys
 
 import pytest
+from torch.distributed.run import get_args_parser
+from tqdm import tqdm
+from trl.trainer.utils import print_prompt_completions_sample
 
+from basis_rl.cli.main import launch_training
 from basis_rl.run.terminal import Terminal, guarded_output
+from basis_rl.text import HARMFUL
 from basis_rl.trainer.faults import StopOnSignal
 
 
@@ -43,11 +50,36 @@ def test_control_sequences_are_shown(harm):
     assert halves.getvalue() == written.getvalue()[1:-1]
 
 
-def test_texts_colours_and_progress_bars_stay():
-    text = "Zwei Wörter\n\t数学 \U0001f600 \x1b[1;31mred\x1b[0m\r 3%\x1b[A\x1b[K"
+def test_the_cursor_moves_only_where_a_text_begins():
+    """A model could else write over what stands above its rollout."""
     written = io.StringIO()
-    assert Terminal(written).write(text) == len(text)
-    assert written.getvalue() == text
+    Terminal(written).write("said: \r\x1b[2A\x1b[Kreward 1.0")
+    assert written.getvalue() == "said: \\x0d\\x1b[2A\\x1b[Kreward 1.0"
+
+
+def test_texts_colours_and_progress_bars_stay():
+    def shown(stream):
+        stream.write("Zwei Wörter\n\t数学 \U0001f600 \x1b[1;31mred\x1b[0m\r\n")
+        for _ in tqdm(range(3), file=stream, ncols=60, mininterval=0, bar_format="{n}"):
+            for _ in tqdm(range(2), file=stream, ncols=60, mininterval=0, leave=False, bar_format="{n}"):
+                tqdm.write("a line", file=stream)
+
+    plain, through = io.StringIO(), io.StringIO()
+    shown(plain)
+    shown(Terminal(through))
+    assert {"\r", "\x1b[A"} <= set(re.findall(r"\r|\x1b\[A", plain.getvalue()))
+    assert through.getvalue() == plain.getvalue()
+
+
+def test_a_table_of_rollouts_keeps_its_colours_and_shows_what_the_model_wrote(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with guarded_output():
+        print_prompt_completions_sample(["p\x1b[2J"], ["c\r\x1b[9A\x1b[Kd"], {"r": [1.0]}, [0.5], 1)
+    shown = sys.stdout.getvalue()
+    assert "\x1b[93m" in shown
+    assert "p\\x1b[2J" in re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert not re.search(HARMFUL, re.sub(r"\x1b\[[0-9;]*m", "", shown))
 
 
 def test_all_that_is_printed_within_is_guarded(capsys):
@@ -60,23 +92,54 @@ def test_all_that_is_printed_within_is_guarded(capsys):
     assert shown.err == "\\x1b[2J\n"
 
 
-def test_a_terminal_that_is_gone_takes_nothing_and_a_pipe_says_so():
-    gone = Terminal(Gone(errno.EIO))
+def test_the_traceback_of_an_error_is_guarded():
+    """Python writes it when the command has ended already."""
+    code = "from basis_rl.run.terminal import guarded_output\nwith guarded_output(): raise OSError('\\x1b[2J')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "OSError: \\x1b[2J" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EPIPE])
+def test_a_terminal_that_is_gone_takes_everything(number):
+    gone = Terminal(Gone(number))
     assert gone.write("a") == 1
     gone.flush()
-    with pytest.raises(OSError, match="Broken pipe"):
-        Terminal(Gone(errno.EPIPE)).write("a")
 
 
-def test_a_terminal_that_is_closed():
-    """Not made up: the other end of a pseudo-terminal."""
+def test_a_full_disk_is_no_terminal_that_is_gone():
+    with pytest.raises(OSError, match="No space"):
+        Terminal(Gone(errno.ENOSPC)).write("a")
+
+
+def closed_terminal():
     ours, theirs = pty.openpty()
-    with os.fdopen(theirs, "w") as stream:
-        os.close(ours)
-        with pytest.raises(OSError, match="Input/output"):
-            print("a", file=stream, flush=True)
-        print("a", file=Terminal(stream), flush=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), theirs)
+    os.close(ours)
+    return theirs
+
+
+def closed_pipe():
+    ours, theirs = os.pipe()
+    os.close(ours)
+    return theirs
+
+
+@pytest.mark.parametrize("closed", [closed_terminal, closed_pipe])
+def test_no_reader_no_error(closed):
+    """Not made up: the other end of a pseudo-terminal, or of a pipe."""
+    with pytest.raises(OSError, match=r"Input/output|Broken pipe"), os.fdopen(closed(), "w") as stream:
+        print("a", file=stream, flush=True)
+    # Closing it writes what is left in its buffer.
+    with os.fdopen(closed(), "w") as stream:
+        for _ in range(3):
+            print("a", file=Terminal(stream), flush=True)
+
+
+def test_a_program_without_streams(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    with guarded_output():
+        print("a", flush=True)
+    assert sys.stdout is None
 
 
 @pytest.mark.parametrize("ignored", [True, False])
@@ -90,3 +153,20 @@ def test_a_closed_terminal_stops_a_run_unless_it_was_started_to_outlast_it(ignor
         assert ignored or stopping.raised.args == (128 + signal.SIGHUP,)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_a_launcher_leaves_a_signal_alone_that_nohup_ignores(ignored, monkeypatch):
+    """Torchrun handles SIGHUP otherwise, whatever it was started with."""
+    monkeypatch.setattr("os.execv", lambda *words: None)
+    monkeypatch.setenv("PET_SIGNALS_TO_HANDLE", "")
+    monkeypatch.delenv("PET_SIGNALS_TO_HANDLE")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        launch_training(["recipe.yaml", "--accelerate_config", "cpu"])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    handled = get_args_parser().parse_args(["script.py"]).signals_to_handle.split(",")
+    assert ("SIGHUP" in handled) != ignored
+    assert "SIGTERM" in handled

@@ -1,12 +1,17 @@
 """Signals that end a run in order, gradients that are not finite, a rank that dies."""
 
+import fcntl
 import math
 import os
+import pty
 import re
 import signal
 import subprocess
+import sys
+import termios
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +22,7 @@ from basis_rl.run import checkpoint
 from basis_rl.run.errors import NonFiniteGradients, StopAsked
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
-from tests.support.ranks import launch, output_of
+from tests.support.ranks import ROOT, launch, output_of
 from tests.support.tiny import tiny_trainer
 
 
@@ -184,6 +189,38 @@ def test_a_signal_or_a_file_ends_the_run_with_a_checkpoint_and_the_script(number
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 6
     assert not again.stop_on_signal.stopped
+
+
+@pytest.mark.long
+def test_a_closed_terminal_stops_a_run_with_a_checkpoint_and_nohup_outlasts_it(tmp_path, tiny_path):
+    """The kernel sends SIGHUP, and each further output is an error (EIO)."""
+    stopped, outlasting = tmp_path / "stopped", tmp_path / "outlasting"
+    runs = [in_terminal([], stopped, tiny_path), in_terminal(["env", "--ignore-signal=HUP"], outlasting, tiny_path)]
+    for terminal, _ in runs:
+        said = b""
+        while b"0 at" not in said:
+            said += os.read(terminal, 4096)
+        os.close(terminal)
+    assert [process.wait(timeout=300) for _, process in runs] == [0, 0]
+    # At the fourth step of forty it was closed.
+    assert 4 <= int(checkpoint.newest(stopped).name.removeprefix("checkpoint-")) < 40
+    assert checkpoint.newest(outlasting).name == "checkpoint-40"
+
+
+def in_terminal(prefix, *arguments):
+    """A run as the leader of a session in a terminal of its own, of which our end is returned."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*prefix, sys.executable, "-m", "tests.trainer.ill_fated", *map(str, arguments), "0", "0"],
+        cwd=ROOT,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=partial(fcntl.ioctl, theirs, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    return ours, process
 
 
 @pytest.mark.long
