@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from string import ascii_uppercase
 from typing import Any
 
+from basis_rl.data.rows import gold_text
+
 # Label and text.
 Option = tuple[str, str]
 # The place of the option that a gold names; None if it names none in this way.
@@ -25,8 +27,8 @@ def read_options(cells: Sequence[Any]) -> list[Option]:
     cell = _parsed(cells[0]) if len(cells) == 1 else list(cells)
     found = []
     if isinstance(cell, Mapping | list):
-        # `datasets` fills in the keys that other rows have, with None.
-        said = [(str(label).strip(), str(text).strip()) for label, text in _pairs(cell) if text is not None]
+        # `datasets` fills in the keys that other rows have, with None. A number is written as in a gold: 3.0 is 3.
+        said = [(str(label).strip(), (gold_text(text) or "").strip()) for label, text in _pairs(cell)]
         found = [option for option in said if option[1]]
     if not 2 <= len(found) <= len(ascii_uppercase):
         forms = "a list of texts, {'text': [...], 'label': [...]}, or one column for each option"

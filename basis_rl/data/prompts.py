@@ -16,7 +16,7 @@ from datasets import Dataset, concatenate_datasets, load_dataset
 from basis_rl.data.choices import Option, how_read, letter_of, lettered, read_options
 from basis_rl.data.files import load_files, load_saved, without_bars
 from basis_rl.data.rows import bare_problem, gold_text, is_blank, is_single_turn, problem_text, without_answer
-from basis_rl.data.template import filled, is_jinja, places, read_template
+from basis_rl.data.template import as_text, filled, is_jinja, places, read_template
 from basis_rl.identity import prompt_id, row_id
 from basis_rl.names import FORMATS, as_name, data_files, did_you_mean, option, require_extra
 
@@ -257,7 +257,10 @@ def _source(dataset: Dataset, data: DataArguments, gold: bool) -> _Source:
         shown=sorted(named - {"prompt", "choices", prompt}),
     )
     if not named & {"prompt", prompt}:
-        raise ValueError(f"prompt_template must hold `{{prompt}}` or `{{{prompt}}}`, the place of the problem.")
+        forms = f"`{{prompt}}` or `{{{prompt}}}`"
+        if is_jinja(data.prompt_template or ""):
+            forms = "`{{ prompt }}` (with {{ or {% it is a Jinja template)"
+        raise ValueError(f"prompt_template must hold {forms}, the place of the problem.")
     if gold and source.solution in named:
         raise ValueError(f"prompt_template shows the gold, which is column '{source.solution}'. Take it out.")
     known = dataset.column_names
@@ -299,7 +302,8 @@ def _read(
         if is_blank(cell):
             blank += 1
             continue
-        before = f"{row[source.context].strip()}\n\n" if source.context and row[source.context] else ""
+        context = as_text(row[source.context]).strip() if source.context else ""
+        before = f"{context}\n\n" if context else ""
         problem = before + _problem(cell, data, source.prompt, index)
         # The first 32 bits of the id, a hash, are as good as a random number that stays.
         drawn = int(prompt_id(problem)[:8], 16) / 16**8
@@ -373,9 +377,14 @@ def _check(data: DataArguments) -> None:
 
 
 def _rows(dataset: Dataset, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The cells of these columns, in batches: sets have millions of rows."""
-    for batch in dataset.select_columns(list(dict.fromkeys(columns))).with_format("arrow").iter(1000):
-        yield from batch.to_pylist()
+    """The cells of these columns, in batches: sets have millions of rows.
+
+    They are decoded: in a column whose cells are of several kinds, Arrow has the JSON of each, with its quotes.
+    """
+    names = list(dict.fromkeys(columns))
+    for batch in dataset.select_columns(names).with_format(None).iter(1000):
+        for cells in zip(*(batch[name] for name in names), strict=True):
+            yield dict(zip(names, cells, strict=True))
 
 
 def _with_fields(dataset: Dataset) -> Dataset:

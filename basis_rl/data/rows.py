@@ -29,7 +29,7 @@ def problem_text(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     for message in prompt:
         if message["role"] == "user":
             content = message["content"]
-            said += [content] if isinstance(content, str) else [part.get("text") or "" for part in content]
+            said += [content] if isinstance(content, str) else [part.get("text") or "" for part in content or []]
     return "\n".join(said).strip()
 
 

@@ -14,7 +14,16 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 _FILES = (".jinja", ".jinja2", ".j2")
 # Of a command of LaTeX the braces hold an argument: `\boxed{answer}`.
 _PLACE = re.compile(r"(\\[A-Za-z]+)?\{([A-Za-z_][\w.]*)\}")
-_JINJA = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+def _printed(value: Any) -> Any:
+    """An empty cell is nothing, not the word None."""
+    return "" if value is None else value
+
+
+_JINJA = ImmutableSandboxedEnvironment(
+    undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_printed
+)
 
 
 def read_template(template: str) -> str:
@@ -56,7 +65,7 @@ def filled(template: str, values: Mapping[str, Any]) -> str:
         ValueError: a Jinja template fails for this row.
     """
     if not is_jinja(template):
-        return _PLACE.sub(lambda found: found[0] if found[1] else _text(values[found[2]]), template)
+        return _PLACE.sub(lambda found: found[0] if found[1] else as_text(values[found[2]]), template)
     try:
         return _compiled(template).render(values)
     except Exception as error:
@@ -74,7 +83,8 @@ def _compiled(template: str) -> Template:
     return _JINJA.from_string(template)
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """A cell as it stands in a prompt."""
     if isinstance(value, list):
-        return "\n".join(map(_text, value))
+        return "\n".join(map(as_text, value))
     return "" if value is None else str(value)

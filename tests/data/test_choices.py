@@ -17,6 +17,8 @@ THREE = ["red", "7", "blue"]
         ["red", 7, " blue "],
         ["red", "7", "blue", None],
         [[*THREE, " "]],
+        # In a column with other numbers, Arrow makes a float of 7.
+        [["red", 7.0, "blue"]],
     ],
 )
 def test_every_form_gives_the_same_lines(cells):

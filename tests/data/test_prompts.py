@@ -390,3 +390,51 @@ def test_texts_and_conversations_in_one_column_are_refused(tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match="has texts in some rows and conversations in others"):
         load_prompts(DataArguments(str(path)), conversational=True)
+
+
+def written(tmp_path, *rows, **settings):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load(str(tmp_path / "rows.jsonl"), **settings)
+
+
+def test_cells_of_several_kinds_in_one_column_are_read_as_they_are(tmp_path):
+    rows = [
+        {"question": "a?", "answer": 7, "hint": 3, "options": [1, "both"]},
+        {"question": "b?", "answer": "x + 1", "hint": "look", "options": [2, "none"]},
+        {"question": "c?", "answer": ["7"], "hint": None, "options": ["u", "v"]},
+    ]
+    made = written(tmp_path, *rows, prompt_template="{prompt} {hint}")
+    assert made["solution"][:] == ["7", "x + 1", "7"]
+    assert [turn["content"] for (turn,) in made["prompt"]] == ["a? 3", "b? look", "c? "]
+    chosen = [{**row, "answer": "B"} for row in rows]
+    made = written(tmp_path, *chosen, choices_column="options")
+    assert [text.split("\n\n")[1] for text in made["prompt"]] == ["A. 1\nB. both", "A. 2\nB. none", "A. u\nB. v"]
+
+
+def test_numbers_that_are_options_are_found_by_their_values(tmp_path):
+    rows = [{"question": f"{n}?", "answer": float(n), "options": [2.0, 3.0, 1.0]} for n in (1, 2, 3)]
+    assert written(tmp_path, *rows, choices_column="options")["solution"][:] == ["C", "A", "B"]
+
+
+@pytest.mark.parametrize(("passage", "before"), [(["one", "two"], "one\ntwo\n\n"), (5, "5\n\n"), ([], ""), (None, "")])
+def test_a_passage_may_be_a_list_or_a_number(passage, before, tmp_path):
+    (row,) = written(tmp_path, {"question": "q", "answer": "1", "passage": passage}, context_column="passage")
+    assert row["prompt"] == f"{before}q"
+
+
+def test_an_empty_cell_is_nothing_in_every_kind_of_template(tmp_path):
+    row = {"question": "q", "answer": "1", "hint": None}
+    for template in ("{prompt}[{hint}]", "{{ prompt }}[{{ hint }}]"):
+        ((turn,),) = written(tmp_path, row, prompt_template=template)["prompt"]
+        assert turn["content"] == "q[]"
+
+
+def test_a_turn_without_a_text_is_told_with_its_row(tmp_path):
+    empty = {"prompt": [{"role": "user", "content": None}], "answer": "1"}
+    with pytest.raises(ValueError, match=r"Row 0 of .*content': None"):
+        written(tmp_path, empty)
+
+
+def test_a_place_in_single_braces_is_none_in_a_jinja_template(path):
+    with pytest.raises(ValueError, match=r"`\{\{ prompt \}\}`"):
+        load(path, prompt_template="{prompt} {{ answer }}")
