@@ -37,10 +37,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from basis_rl.baselines import BASELINES, Baseline, CenterScale
+from basis_rl.baselines import BASELINES, Baseline
 from basis_rl.registry import build
 from basis_rl.text import markdown_table
-from basis_rl.types import RolloutBatch
+from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values.table import ValueTable
 from benchmarks.common import one_thread
 from examples.smollm2 import problems as arithmetic
@@ -58,18 +58,15 @@ ROWS = (
 )  # fmt: skip
 
 
-class TrueValue(CenterScale):
+class TrueValue(Baseline):
     """``r - V`` with the value of all rewards but the logged ones."""
 
     def __init__(self, values: dict[str, float]) -> None:
         self.values = values
 
-    def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
-        raise AssertionError("see advantages")
-
-    def advantages(self, batch: RolloutBatch) -> Any:
-        self.center = lambda rewards, groups: torch.tensor([self.values[name] for name in batch.prompt_ids])  # type: ignore[method-assign]
-        return super().advantages(batch)
+    def advantages(self, batch: RolloutBatch) -> Advantages:
+        value = torch.tensor([self.values[name] for name in batch.prompt_ids], dtype=torch.float64)
+        return Advantages(values=batch.rewards.double() - value, baseline=value, metrics={})
 
 
 def sketched(model: Any, rollouts: Rollouts, squares: dict[str, Tensor]) -> Tensor:
@@ -120,7 +117,8 @@ def make(folder: Path, problems: int, rewards: int, logged: int, path: Path) -> 
         "gradient_energies": kept.energies.float(),
         "gradients": sketched(model, kept, squares).half(),
     }
-    np.savez_compressed(path, **{name: each.numpy() for name, each in small.items()})
+    arrays: dict[str, Any] = {name: each.numpy() for name, each in small.items()}
+    np.savez_compressed(path, **arrays)
     print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
 
 

@@ -31,7 +31,7 @@ class _Loader(yaml.SafeLoader):
     """YAML in which ``1e-6`` is a number: to YAML 1.1 it is a string, because it has no point. A key that stands twice
     is an error, instead of taking its last value."""
 
-    def compose_mapping_node(self, anchor: dict[Any, yaml.Node] | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:

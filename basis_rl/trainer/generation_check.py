@@ -34,7 +34,7 @@ _HARMLESS = ("temperature", "remove_invalid_values", "renormalize_logits")
 class _AnyModel(GenerationMixin):
     """As much of a model as transformers reads when it builds processors of logits."""
 
-    config = PreTrainedConfig(vocab_size=2)
+    config = PreTrainedConfig.from_dict({"vocab_size": 2})
 
 
 def generation_kwargs_of(args: BasisConfig) -> dict[str, Any]:
@@ -111,7 +111,8 @@ def _changes_transformers(name: str, value: Any) -> bool:
     config._eos_token_tensor = torch.zeros(1, dtype=torch.long)
     # It also has the prompt for some that were made for encoders.
     prompt = torch.zeros(1, 1, dtype=torch.long)
-    return bool(_AnyModel()._get_logits_processor(config, prompt.shape[1], prompt))
+    model: Any = _AnyModel()
+    return bool(model._get_logits_processor(config, prompt.shape[1], prompt))
 
 
 def require_tokens(completion_ids: Sequence[Sequence[int]], source: str) -> None:
