@@ -400,7 +400,7 @@ NONSENSE = {
     "fractions": (spoilt("token_ids", [1, 2.0]), "ids from 0 to 8"),
     "no log-probabilities": (spoilt("logprobs", None), "logprobs"),
     "of other tokens": (spoilt("logprobs.tokens", lambda tokens: tokens[::-1]), "logprobs of tokens"),
-    "NaN": (spoilt("logprobs.token_logprobs", [-0.5, float("nan")]), "logprobs .*expected was numbers up to 0"),
+    "NaN": (spoilt("logprobs.token_logprobs", [-0.5, float("nan")]), "logprobs .*expected was 2 finite numbers"),
     "infinite": (spoilt("logprobs.token_logprobs", [-0.5, float("-inf")]), "numbers up to 0"),
     "positive": (spoilt("logprobs.token_logprobs", [-0.5, 0.5]), "numbers up to 0"),
     "positive, and too large for a float": (spoilt("logprobs.token_logprobs", [-0.5, 10**400]), "numbers up to 0"),
