@@ -5,6 +5,10 @@ class NonFiniteGradients(RuntimeError):
     """Too many optimizer steps in a row had gradients that are not finite. The weights are those before them."""
 
 
+class WeightsLost(NonFiniteGradients):
+    """A step has made weights that are not finite, or far too large to compute with."""
+
+
 class RolloutError(RuntimeError):
     """The server did not do what it was asked. Raised on every rank at once."""
 
