@@ -7,6 +7,10 @@ class NonFiniteGradients(RuntimeError):
     """Too many optimizer steps in a row had gradients that are not finite. The weights are those before them."""
 
 
+class WeightsLost(NonFiniteGradients):
+    """A step has made weights that are not finite, or far too large to compute with."""
+
+
 class _Quoting(RuntimeError):
     """Its message may quote a server; what controls a terminal is escaped."""
 

@@ -52,8 +52,7 @@ class Critic:
         device = accelerator.device
         # The same weights on every rank, and the run's random numbers as they would be without a critic.
         # Without its configuration of DeepSpeed, transformers loads a model whole, under ZeRO-3 as well.
-        with random_numbers_kept(device), attributes(deepspeed, _hf_deepspeed_config_weak_ref=None):
-            torch.manual_seed(args.seed)
+        with random_numbers_kept(device, args.seed), attributes(deepspeed, _hf_deepspeed_config_weak_ref=None):
             self.module = baseline.build_module(policy, tokenizer)
         self.method = _method_of(self.module, args, device)
         if self.method is not None and self.method.reason and accelerator.is_main_process:

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from accelerate import Accelerator, DistributedType
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from basis_rl.run.errors import NonFiniteGradients, StopAsked
+from basis_rl.run.errors import NonFiniteGradients, StopAsked, WeightsLost
 from basis_rl.run.terminal import stop_signals
 
 STOP_FILE = "STOP"
@@ -115,8 +117,8 @@ class StopOnSignal(TrainerCallback):
 class FiniteGradients:
     """Skips steps whose gradient is not finite: no weight, no moment of the optimizer is touched.
 
-    DeepSpeed steps before it tells the norm, and leaves such a step out by itself (0.19, ZeRO-3). If it has applied
-    one, the weights are lost and the run ends at once. The norm is that of the gradient averaged over ranks, so all
+    DeepSpeed steps before it tells the norm, and leaves such a step out by itself (0.19, ZeRO-3); if it has applied
+    one, `check_weights` ends the run. The norm is that of the gradient averaged over ranks, so all
     ranks decide alike.
 
     Args:
@@ -137,13 +139,7 @@ class FiniteGradients:
         # DeepSpeed's norm is -1 where it has none.
         finite = grad_norm is None or (math.isfinite(float(grad_norm)) and float(grad_norm) >= 0)
         if hasattr(model, "was_step_applied"):
-            applied = bool(model.was_step_applied())
-            if applied and not finite:
-                raise NonFiniteGradients(
-                    f"The gradients of step {step} are not finite, and DeepSpeed has applied them. Resume from the "
-                    "newest checkpoint, with a lower learning rate or other data."
-                )
-            finite = applied
+            finite = bool(model.was_step_applied())
         if finite:
             self.in_a_row = 0
             return True
@@ -166,6 +162,26 @@ class FiniteGradients:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.skipped = int(state["skipped"])
         self.in_a_row = int(state["in_a_row"])
+
+
+def check_weights(accelerator: Accelerator, model: nn.Module, step: int) -> None:
+    """The trained weights after optimizer step number `step` can be computed with. Reads each weight once; collective.
+
+    Raises:
+        WeightsLost: on some rank they are not finite, or their root mean square is above 1e6.
+    """
+    # Of a parameter that ZeRO-3 has divided each rank looks at its own part.
+    weights = [getattr(each, "ds_tensor", each) for each in model.parameters() if each.requires_grad]
+    norm = get_total_norm(weights)
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    size = float(norm) / max(1, sum(each.numel() for each in weights)) ** 0.5
+    sizes = accelerator.gather(torch.tensor([size], device=accelerator.device))
+    # Usual are 0.01 to 1.
+    if not bool((sizes <= 1e6).all()):
+        raise WeightsLost(
+            f"After step {step} the weights have a root mean square of {float(sizes.max()):.3g}. Resume from the "
+            "newest checkpoint, which has those before it, with a lower learning_rate or another schedule."
+        )
 
 
 class GradientMonitor:

@@ -80,16 +80,13 @@ def check_truncated_sampling(args: BasisConfig) -> None:
     Raises:
         ValueError: a setting changes that distribution, and ``allow_truncated_sampling`` is not set.
     """
-    if args.allow_truncated_sampling:
-        return
     settings = {name: getattr(args, name) for name in _SETTINGS if hasattr(args, name)}
-    if args.use_vllm:
-        settings["structured_outputs"] = args.vllm_structured_outputs_regex
+    settings["structured_outputs"] = args.vllm_structured_outputs_regex
     changes = _changes_vllm if args.use_vllm else _changes_transformers
     found = [
         f"{name} {value}" for name, value in (settings | generation_kwargs_of(args)).items() if changes(name, value)
     ]
-    if found:
+    if found and not args.allow_truncated_sampling:
         raise ValueError(
             f"{', '.join(found)}: rollouts would be drawn from another distribution than the policy's, but the loss "
             "takes the policy's probabilities of them, so that ratios and gradients would be wrong. Leave it out in "

@@ -271,9 +271,8 @@ def _stirred(model: nn.Module) -> Iterator[None]:
     adapter would change nothing, wherever it looks."""
     empty = [p for p in model.parameters() if p.requires_grad and p.ndim > 1 and p.numel() and not bool(p.any())]
     if empty:
-        with random_numbers_kept(empty[0].device):
-            # The same on every rank.
-            torch.manual_seed(0)
+        # The same on every rank.
+        with random_numbers_kept(empty[0].device, seed=0):
             for parameter in empty:
                 parameter.data.normal_(std=0.1)
     try:

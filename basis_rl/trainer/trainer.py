@@ -67,7 +67,7 @@ from basis_rl.trainer import state as run_state
 from basis_rl.trainer.config import BasisConfig, without_secrets
 from basis_rl.trainer.conversation import StreamedRollout
 from basis_rl.trainer.critic import Critic, policy_is_sharded
-from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
+from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal, check_weights
 from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout, reads_boxes
 from basis_rl.trainer.gather import gather_batch, gather_rows, local_rows, prompt_ids_of
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
@@ -105,7 +105,7 @@ from basis_rl.trainer.plan import (
     with_data,
 )
 from basis_rl.trainer.publish import Origin, Publisher, run_info
-from basis_rl.trainer.random_numbers import random_numbers_kept
+from basis_rl.trainer.random_numbers import OwnNumbers, random_numbers_kept
 from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, greedy_rewards, total_rewards
 from basis_rl.trainer.scoring_check import Precision, agreed, check_positions, packing_lines, rows_together, settled
 from basis_rl.trainer.selection import Coverage, EpochIndices, Resampling, Selection, rows_of_rank
@@ -268,6 +268,7 @@ class BasisTrainer(GRPOTrainer):
 
     def _build_generation(self) -> None:
         args = self.args
+        self._numbers = OwnNumbers(self.accelerator.device)
         self._stop_strings: list[str] = []
         if (roll_out := self.rollout_func) is not None:
             self.rollout_func = lambda *given: _with_tokens(roll_out(*given))
@@ -505,6 +506,8 @@ class BasisTrainer(GRPOTrainer):
             if training and self._streamed is not None:
                 # The conversations had environments of their own.
                 recordings.enter_context(attributes(self, environment_factories=None))
+            # Environments, tools and rewards are called in there.
+            recordings.enter_context(self._numbers.lent())
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if is_ours and "importance_sampling_ratio" in output:
             weights = scoring.correction_weights(self.args, output, output["old_per_token_logps"])
@@ -627,13 +630,14 @@ class BasisTrainer(GRPOTrainer):
     def _sampled_turn(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's turn by this run's settings alone, cut at the run's stop strings."""
         if self.use_vllm:
-            return super()._generate_single_turn(*args, **kwargs)
+            with self._numbers.back():
+                return super()._generate_single_turn(*args, **kwargs)
         stops = [StopStrings(self._tokenizer, self._stop_strings)] if self._stop_strings else []
         model = self.accelerator.unwrap_model(self.model_wrapped)
         generating = generating_by(model, self.generation_config, stops, share=not policy_is_sharded(self.accelerator))
         # Autocast keeps its 16-bit copies of the weights until the outermost context ends: here they are made once,
         # not once for each token.
-        with self.accelerator.autocast(), generating:
+        with self._numbers.back(), self.accelerator.autocast(), generating:
             completion_ids, log_probs = super()._generate_single_turn(*args, **kwargs)
         for lengths in (each.lengths.tolist() for each in stops if each.lengths is not None):
             completion_ids = [ids[:length] for ids, length in zip(completion_ids, lengths, strict=True)]
@@ -765,7 +769,7 @@ class BasisTrainer(GRPOTrainer):
             around = self._gradients.of_loss(self._in_loss[0], scorer)
         if kwargs.get("batch_size") and (budget := self.args.per_device_token_budget):
             kwargs["batch_size"] = rows_within(self.accelerator, args[1], budget)
-        with around:
+        with self._numbers.back(), around:
             result = super()._get_per_token_logps_and_entropies(called, *args, **kwargs)
         if self._in_loss is not None:
             self.timer.went_through(*scorer.sizes)
@@ -841,7 +845,8 @@ class BasisTrainer(GRPOTrainer):
                 return self._generate_unlogged(prompts)
 
         given = (generate, self._scores_unlogged, self.reward_weights)
-        rewards, generated = greedy_rewards(self.accelerator, inputs, self._ids(inputs), *given)
+        with self._numbers.lent():
+            rewards, generated = greedy_rewards(self.accelerator, inputs, self._ids(inputs), *given)
         self.spending.draw(*generated)
         return rewards
 
@@ -1059,6 +1064,7 @@ class BasisTrainer(GRPOTrainer):
         Discarded rollouts update beliefs only: without them, a belief would know only the groups that the sampler
         keeps.
         """
+        check_weights(self.accelerator, self.model, self.state.global_step)
         self._log_all(self.timer.take())
         self._log_all(self._means.take(self.accelerator))
         self._take_gradients()
@@ -1090,7 +1096,8 @@ class BasisTrainer(GRPOTrainer):
             SystemExit: another signal did; the code is 128 and the signal's number, 143 for SIGTERM.
             ValueError: no such checkpoint, or one of another run; another run is writing to ``output_dir``, or has left
                 checkpoints there and neither ``resume_from_checkpoint`` nor ``overwrite_output_dir`` is set.
-            NonFiniteGradients: too many steps in a row without a finite gradient.
+            NonFiniteGradients: too many steps in a row without a finite gradient, or (`WeightsLost`) weights that are
+                not finite or far too large.
             ServerLost: the vLLM server failed and did not come back; a checkpoint has been written.
             RequestRefused: it refused a request or answered it wrongly; a checkpoint has been written.
             RewardFailed: a reward function raised or returned an invalid reward, or no rollout has one; a checkpoint
@@ -1255,8 +1262,7 @@ class BasisTrainer(GRPOTrainer):
             metrics = self._metrics["eval"]
             self._log_all(self._means.take(self.accelerator))
             rows = getattr(self.callback_handler.eval_dataloader, "dataset", None)
-            count = len(rows) if has_length(rows) else None
-            taken = self._eval_scores.take(self.num_generations_eval, count)
+            taken = self._eval_scores.take(self.num_generations_eval, len(rows) if has_length(rows) else None)
             metrics.update({key: [value] for key, value in taken.items()})
             if self._eval_name:
                 # TRL logs the metrics of every evaluation set under the same names.

@@ -16,12 +16,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
 from transformers import TrainerControl, TrainerState
 
 from basis_rl.run import checkpoint
-from basis_rl.run.errors import NonFiniteGradients, StopAsked
+from basis_rl.run.errors import NonFiniteGradients, StopAsked, WeightsLost
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
+from basis_rl.trainer.faults import FiniteGradients, StopOnSignal, check_weights
 from tests.support.ranks import ROOT, launch, output_of
 from tests.support.tiny import tiny_trainer
 
@@ -78,6 +79,22 @@ def test_skipped_steps_are_counted_across_a_resume(tmp_path):
     assert all(bool(p.isfinite().all()) for p in again.model.parameters())
 
 
+@pytest.mark.parametrize("rate", [1e30, 1e12, math.inf])
+def test_a_step_that_ruins_the_weights_is_named(rate, tmp_path):
+    """By a schedule, which no check before the training can see; at that step, and not where the policy acts next."""
+
+    def raise_rate(trainer):
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = rate
+
+    trainer = build(tmp_path, {2: raise_rate}, save_strategy="steps", save_steps=1)
+    with pytest.raises(
+        WeightsLost, match=r"After step 3 the weights have a root mean square of (nan|inf|\d.*e\+\d\d)\. "
+    ):
+        trainer.train()
+    assert checkpoint.newest(str(tmp_path)).name == "checkpoint-2", "the newest has the weights from before"
+
+
 class Engine:
     """As DeepSpeed's: it has stepped before it tells the norm, or has left the step out."""
 
@@ -99,9 +116,11 @@ def test_what_deepspeed_tells_decides():
         assert (counted.skipped, counted.in_a_row) == (0, 0)
         assert not counted.keeps(Engine(applied=False), norm, 8)
         assert (counted.skipped, counted.in_a_row) == (1, 1)
-    for norm in (math.nan, -1.0):
-        with pytest.raises(NonFiniteGradients, match=r"step 8 are not finite, and DeepSpeed has applied them"):
-            counted.keeps(Engine(applied=True), norm, 8)
+    engine = Engine(applied=True)
+    assert counted.keeps(engine, math.nan, 8)
+    engine.parameter.data[0] = math.nan  # as by gradients that are not finite, where it has applied them
+    with pytest.raises(WeightsLost, match="After step 8"):
+        check_weights(Accelerator(cpu=True), engine, 8)
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf, -1.0])
