@@ -8,8 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from basis_rl.names import kind_of
-
 
 def prompt_id(prompt: str | Sequence[Mapping[str, Any]], columns: Mapping[str, Any] | None = None) -> str:
     """16 hex digits that name a problem: SHA-256 of its prompt and of the `columns` that its reward reads.
@@ -75,6 +73,8 @@ def _canonical(value: Any) -> Any:
         return [value.mode, value.size, hashlib.sha256(pixels.tobytes()).hexdigest()]
     text = str(value)
     if " at 0x" in text:
-        raise ValueError(f"A column holds {kind_of(value)}, known by its address alone: add a column prompt_id.")
+        raise ValueError(
+            f"A column holds a {type(value).__name__}, known by its address alone: add a column prompt_id."
+        )
     # A JSON reader makes a time of a text that is a date.
     return text.removesuffix(" 00:00:00")

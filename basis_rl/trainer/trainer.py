@@ -1096,8 +1096,7 @@ class BasisTrainer(GRPOTrainer):
             SystemExit: another signal did; the code is 128 and the signal's number, 143 for SIGTERM.
             ValueError: no such checkpoint, or one of another run; another run is writing to ``output_dir``, or has left
                 checkpoints there and neither ``resume_from_checkpoint`` nor ``overwrite_output_dir`` is set.
-            NonFiniteGradients: too many steps in a row without a finite gradient, or (`WeightsLost`) weights that are
-                not finite or far too large.
+            NonFiniteGradients: too many steps in a row without a finite gradient, or (`WeightsLost`) such weights.
             ServerLost: the vLLM server failed and did not come back; a checkpoint has been written.
             RequestRefused: it refused a request or answered it wrongly; a checkpoint has been written.
             RewardFailed: a reward function raised or returned an invalid reward, or no rollout has one; a checkpoint

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trl import GRPOTrainer
 
 from basis_rl.engine.local import VLLM_SAMPLING, Sampling
+from basis_rl.run.seams import attributes
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.generation_check import _changes_vllm
 from basis_rl.trainer.plan import plan_run, sampling_of
@@ -200,10 +201,12 @@ def test_autocast_copies_the_weights_once_for_a_rollout_and_follows_their_update
             with Casts(self.model.model.layers[0].mlp.up_proj.weight) as casts:
                 result = super()._generate_single_turn(*args, **kwargs)
             counts.append(casts.count)
-            torch.manual_seed(1)
-            again.append(GRPOTrainer._generate_single_turn(self, *args, **kwargs)[0])
-            torch.manual_seed(1)
-            ours.append(super()._generate_single_turn(*args, **kwargs)[0])
+            # The policy's own random numbers do not begin with seeds that are set here.
+            with attributes(self._numbers, _lent=None):
+                torch.manual_seed(1)
+                again.append(GRPOTrainer._generate_single_turn(self, *args, **kwargs)[0])
+                torch.manual_seed(1)
+                ours.append(super()._generate_single_turn(*args, **kwargs)[0])
             return result
 
     counts, again, ours = [], [], []
