@@ -89,7 +89,9 @@ def test_pictures_count_by_mode_size_and_colours():
 
 
 def test_what_has_no_text_of_its_own_is_refused():
-    with pytest.raises(ValueError, match="holds an object, known by its address alone: add a column prompt_id"):
+    with pytest.raises(
+        ValueError, match="holds values of type object, known by their address alone: add a column prompt_id"
+    ):
         row_id({"prompt": "p", "seed": [object()]}, READS)
     assert row_id({"prompt": "p", "seed": object(), "prompt_id": "mine"}, READS) == "mine"
 
