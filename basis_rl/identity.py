@@ -74,7 +74,8 @@ def _canonical(value: Any) -> Any:
     text = str(value)
     if " at 0x" in text:
         raise ValueError(
-            f"A column holds values of type {type(value).__name__}, known by their address alone: add a column prompt_id."
+            f"A column holds values of type {type(value).__name__}, known by their address alone: add "
+            "a column prompt_id."
         )
     # A JSON reader makes a time of a text that is a date.
     return text.removesuffix(" 00:00:00")
