@@ -28,7 +28,7 @@ class Estimator:
             in memory.
 
     Raises:
-        ValueError: the baseline reads a signal that is not given, or `state_file` is of another baseline.
+        ValueError: the baseline reads a signal that is not given, or `state_file` is of another baseline, or damaged.
     """
 
     def __init__(
@@ -45,8 +45,10 @@ class Estimator:
         self.step = 0
         self.metrics: dict[str, float] = {}
         self.state_file = None if state_file is None else Path(state_file)
-        if self.state_file is not None and self.state_file.exists():
-            self.load_state_dict(torch.load(self.state_file, weights_only=True))
+        if self.state_file is not None:
+            self.state_file.parent.mkdir(parents=True, exist_ok=True)
+            if self.state_file.exists():
+                self.load(self.state_file)
 
     def estimate(
         self, rewards: Tensor, mask: Tensor, groups: Sequence[Hashable], prompt_ids: Sequence[str], **signals: Any
@@ -61,7 +63,8 @@ class Estimator:
             signals: the optional fields of `RolloutBatch` that were promised.
 
         Raises:
-            ValueError: all groups are smaller than the baseline needs.
+            ValueError: all groups are smaller than the baseline needs, or it returned what is not finite, as of a
+                reward that is infinite; nothing is learnt then.
         """
         numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
         group_ids = torch.tensor([numbers[group] for group in groups])
@@ -80,6 +83,10 @@ class Estimator:
             **signals,
         )
         result = self.baseline.advantages(batch)
+        if scores.isinf().any() or not result.values.isfinite().all():
+            raise ValueError(
+                f"'{self.name}': a reward is infinite, or the advantages of batch {self.step} are not finite."
+            )
         self.baseline.update(batch)
         self.step += 1
         self.metrics = result.metrics
@@ -89,6 +96,21 @@ class Estimator:
             os.replace(partial, self.state_file)
         values = result.values if result.values.ndim == 2 else result.values[:, None]
         return (values * actions).to(rewards)
+
+    def load(self, path: Path) -> None:
+        """Restore the `state_dict` that a file has.
+
+        Raises:
+            ValueError: there is no such file, it is damaged, or it is of another baseline.
+        """
+        try:
+            state = torch.load(path, weights_only=True)
+            state = {key: state[key] for key in ("step", "baseline")}
+        # What a damaged file raises depends on where it is damaged.
+        except Exception as error:
+            way_out = "Restore it, or begin without: take another state_file, or start a new run from the model"
+            raise ValueError(f"'{path}' has no baseline's state ({type(error).__name__}). {way_out}.") from error
+        self.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Any]:
         """The baseline's state and the number of batches."""

@@ -6,6 +6,7 @@ same in every epoch, and is the id of the prompt; a dataset of your own that ret
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class SkyRLEstimator(Estimator):
         uids = list(map(str, index))
         rewards = token_level_rewards.sum(dim=-1)
         # SkyRL fills a batch up with copies of its first row, whose ``uid`` is pad0, pad1, ...
-        padding = torch.tensor([uid.startswith("pad") for uid in uids], device=rewards.device)
+        padding = torch.tensor([bool(re.fullmatch(r"pad\d+", uid)) for uid in uids], device=rewards.device)
         advantages = self.estimate(rewards.masked_fill(padding, torch.nan), response_mask, uids, uids)
         return advantages, rewards[:, None] * response_mask
 

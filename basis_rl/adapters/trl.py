@@ -85,4 +85,4 @@ class StateInCheckpoints(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step:
-            self.estimator.load_state_dict(torch.load(self._path(args, state), weights_only=True))
+            self.estimator.load(self._path(args, state))

@@ -73,8 +73,9 @@ def dppo_kl(inputs: LossInputs) -> LossOutputs:
 
     DPPO-Binary-KL, arXiv:2602.04879; verl's ``dppo_kl``.
     """
-    policy = inputs.log_probs.detach()
-    sampled = inputs.old_log_probs
+    # Rounding may put one above 0, where the logarithm below is NaN.
+    policy = inputs.log_probs.detach().clamp(max=0.0)
+    sampled = inputs.old_log_probs.clamp(max=0.0)
     tiny = 1e-8
     others = torch.log((1 - sampled.exp() + tiny) / (1 - policy.exp() + tiny))
     return _dppo(inputs, sampled.exp() * (sampled - policy) + (1 - sampled.exp()) * others)

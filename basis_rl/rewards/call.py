@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -47,6 +47,7 @@ def call(
         RewardInfrastructureError: what the function runs on failed.
     """
     conversational = not isinstance(rows[0]["prompt"], str)
+    columns = {} if logged is None else logged
     given: dict[str, Any] = {
         **{name: [row[name] for row in rows] for name in rows[0] if name != "prompt"},
         "prompts": [row["prompt"] for row in rows],
@@ -57,7 +58,7 @@ def call(
         "completion_ids": [list(token_ids) for _, token_ids, _ in said],
         "truncated": [truncated for *_, truncated in said],
         "trainer_state": TrainerState(),
-        "log_extra": ({} if logged is None else logged).__setitem__,
+        "log_extra": lambda name, values: columns.__setitem__(name, column_of(name, values)),
     }
     try:
         return scores_of(called(function, given), len(rows))
@@ -66,6 +67,13 @@ def call(
     except Exception as error:
         name = getattr(function, "__name__", type(function).__name__)
         raise ValueError(f"{failure(name, error)}.") from error
+
+
+def column_of(name: str, values: Any) -> list[Any]:
+    """The values of a column that a reward function passes to ``log_extra``."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise WrongScores(f"passed {values!r} to log_extra as '{name}', not a list with a value for each rollout")
+    return list(values)
 
 
 def try_reward(function: Callable[..., Any], row: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from basis_rl.rewards.call import failure, is_coroutine, scores_of, turn_rewards_of
+from basis_rl.rewards.call import column_of, failure, is_coroutine, scores_of, turn_rewards_of
 from basis_rl.run.errors import RewardFailed
 from basis_rl.trainer.conversation import StreamedRollout
 
@@ -155,7 +155,7 @@ class Grader:
             "completion_ids": [each.completion_ids for each in rollouts],
             "truncated": [self._truncated(each.completion_ids) for each in rollouts],
             "trainer_state": self._state(),
-            "log_extra": columns.__setitem__,
+            "log_extra": lambda name, values: columns.__setitem__(name, column_of(name, values)),
             "log_metric": self._noted,
         }
         if entries[0].environments is not None:
@@ -176,4 +176,4 @@ class Grader:
 
     def _noted(self, name: str, value: float) -> None:
         with self._changing:
-            self._metrics[name].append(value)
+            self._metrics[name].append(float(value))

@@ -250,7 +250,13 @@ class Stream:
         except BaseException as error:
             # It may be in any state, and is not used again.
             begun[index].environments = None
-            rollout = self._unscored(group, f"{type(error).__name__}: {str(error)[:300]}")
+            what = f"{type(error).__name__}: {str(error)[:300]}"
+            try:
+                rollout = self._unscored(group, what)
+            # Nothing stands for a prompt that cannot be tokenized.
+            except Exception as again:
+                self._note(group, begun, RewardFailed(f"A rollout failed ({what}), and its prompt as well: {again}"))
+                return
         self._arrived(group, begun, index, rollout)
 
     def _note(self, group: Group, begun: list[Conversation], error: Exception) -> None:

@@ -1,6 +1,7 @@
 """A baseline in another trainer gives what it gives by itself, or says why it cannot be there."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -95,3 +96,39 @@ def test_a_state_of_another_baseline_is_refused(tmp_path):
     Estimator("rloo", "X", state_file=tmp_path / "state.pt").estimate(*drawn(0))
     with pytest.raises(ValueError, match="The state is not one of this Spo"):
         Estimator("spo", "X", state_file=tmp_path / "state.pt")
+
+
+@pytest.mark.parametrize("damage", [lambda whole: b"", lambda whole: whole[: len(whole) // 2], lambda whole: b"text"])
+def test_a_damaged_state_is_named(damage, tmp_path):
+    file = tmp_path / "state.pt"
+    Estimator("spo", "X", state_file=file).estimate(*drawn(0))
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(ValueError, match=r"state.pt' has no baseline's state"):
+        Estimator("spo", "X", state_file=file)
+
+
+def test_the_folder_of_a_state_is_made(tmp_path):
+    file = tmp_path / "runs" / "1" / "state.pt"
+    Estimator("spo", "X", state_file=file).estimate(*drawn(0))
+    assert Estimator("spo", "X", state_file=file).step == 1
+
+
+@pytest.mark.parametrize("name", ["rloo", "grpo", "basis_history", "spo"])
+def test_of_an_infinite_reward_nothing_is_learnt(name):
+    estimator, other = Estimator(name, "X"), Estimator(name, "X")
+    rewards, *rest = drawn(0)
+    rewards[3] = math.inf
+    with pytest.raises(ValueError, match="a reward is infinite"):
+        estimator.estimate(rewards, *rest)
+    torch.testing.assert_close(estimator.estimate(*drawn(1)), other.estimate(*drawn(1)))
+
+
+def test_advantages_that_are_not_finite_are_not_handed_on():
+    class Broken(BasisHistory):
+        def advantages(self, batch):
+            result = super().advantages(batch)
+            result.values[0] = math.nan
+            return result
+
+    with pytest.raises(ValueError, match="advantages of batch 0 are not finite"):
+        Estimator(Broken(), "X").estimate(*drawn(0))

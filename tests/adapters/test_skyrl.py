@@ -30,6 +30,16 @@ def test_a_belief_goes_by_the_uids_and_padding_teaches_nothing():
         assert torch.equal(returns, (rewards[:, None] * mask)[padded])
 
 
+def test_a_prompt_whose_own_name_begins_like_padding_is_none():
+    rewards, mask, _, ids = drawn(0)
+    named, as_it_is = (
+        SkyRLEstimator("basis_history", "SkyRL")(given(rewards, mask), mask.float(), index, CONFIG)[0]
+        for index in ([f"padlock {each}" for each in ids], ids)
+    )
+    assert as_it_is.any()
+    assert torch.equal(named, as_it_is)
+
+
 def test_kl_in_the_reward_is_refused():
     rewards, mask, groups, _ = drawn(0)
     with pytest.raises(ValueError, match="use_kl_in_reward"):

@@ -157,6 +157,15 @@ def test_clip_cov_drops_some_tokens_of_middling_covariance(seed):
     assert not torch.equal(others.metrics["dropped"], outputs.metrics["dropped"])
 
 
+def test_a_sure_token_whose_log_probability_is_rounded_above_0_has_moved():
+    inputs = inputs_of("dppo_kl", 0)
+    shape = inputs.mask.shape
+    sure = torch.full(shape, 1.2e-7, requires_grad=True)
+    moved = replace(inputs, log_probs=sure, old_log_probs=torch.full(shape, -1.0), advantages=torch.ones(shape[0]))
+    outputs = OBJECTIVES["dppo_kl"](moved)
+    assert outputs.metrics["masked"][inputs.mask].all()
+
+
 OWN = [name for name, found in OBJECTIVES.items() if isinstance(found, Objective)]
 
 

@@ -337,6 +337,51 @@ def test_a_function_that_raises_leaves_no_group_of_its_call_without_rewards(alon
     assert len(made.stream._ended) == 1
 
 
+def counts(prompts, log_extra, **given):
+    log_extra("count", len(prompts))
+    return [1.0] * len(prompts)
+
+
+def notes(prompts, log_metric, **given):
+    log_metric("share", None)
+    return [1.0] * len(prompts)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [(counts, "'counts' passed 1 to log_extra as 'count', not a list"), (notes, "'notes' raised TypeError")],
+)
+def test_what_a_function_logs_wrongly_ends_the_run_at_once(function, message, alone):
+    made = alone([function], size=1)
+    made.submit(now)
+    with pytest.raises(RewardFailed, match=message):
+        made.stream.take(0, 0, 0)
+
+
+def test_what_can_be_iterated_is_a_column(alone):
+    def logs(prompts, log_extra, **given):
+        log_extra("words", (each for each in prompts))
+        return [1.0] * len(prompts)
+
+    made = alone([logs], size=1)
+    made.submit(now)
+    ((_, _, (rollout,)),) = made.stream.take(0, 0, 0)
+    assert rollout.logged == {"words": "a"}
+
+
+def test_a_prompt_that_no_template_takes_ends_the_run_at_once(alone, monkeypatch):
+    """Nothing can stand for its rollouts."""
+
+    def refused(script, *given):
+        raise ValueError("roles must alternate")
+
+    monkeypatch.setattr(Script, "unscored", refused)
+    made = alone([one], size=1)
+    made.submit(refused)
+    with pytest.raises(RewardFailed, match="ValueError: roles must alternate"):
+        made.stream.take(0, 0, 0)
+
+
 def test_functions_are_told_the_state_of_the_run_as_it_is(alone):
     steps = []
 
