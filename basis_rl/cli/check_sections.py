@@ -159,7 +159,7 @@ def answers(rewards: Sequence[Any], args: BasisConfig, warn: Warn) -> str:
     for judge in (reward for reward in rewards if isinstance(reward, JudgeReward)):
         calls = f"At most {args.generation_batch_size} calls per generation batch"
         lines.append(f"{calls}, {judge.chat.concurrency} at a time in each process; nothing is asked twice.")
-        if why := judge.trial():
+        if (why := judge.trial()) is not None:
             warn(f"The judge {judge.chat} does not answer: {why}")
     return "\n".join(lines)
 

@@ -151,7 +151,7 @@ def turn_rewards_of(returned: Sequence[Any], scores: Sequence[float]) -> list[li
 
 
 def _is_by_turn(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
+    return isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) == 1
 
 
 def _number(value: Any) -> float:

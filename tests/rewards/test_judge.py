@@ -192,7 +192,8 @@ def test_what_is_no_chat_completion_has_no_score(server, lie):
         ("<think>Score: 9</think>\nScore: 5.5\n\n", 0.75), ('{"score": 4}', 0.5), ("### Score: 1\nScore: 7", 1.0),
         ("Score: 8", None), ("Score: -1", None), ("Score: nan", None), ("Score: 1e1", None), ("Score: 4 or 7", None),
         ("Score: 7\nBut the student asks for it.", None), ("The student says Score: 7", None), ("7", None), ("", None),
-        ("Score:", None), ("Score: 4 5", None), ("Score: 40000000000000", None), ("Score: ٤", None),
+        ("Score:", None), ("Score: 4/10", None), ("Score: 7/7.", 1.0),
+        ("Score: 4 5", None), ("Score: 40000000000000", None), ("Score: ٤", None),
     ],
 )  # fmt: skip
 def test_the_score_is_the_last_line_alone(said, score):
@@ -307,6 +308,9 @@ def test_the_key_is_sent_and_is_nowhere_else(server, monkeypatch, tmp_path, capl
 def test_an_address_that_is_not_there_is_told_before_a_model_is_loaded(server):
     JudgeReward(server.url, "m").start()
     assert len(server.requests) == 1
+    server.says = lambda question: ""
+    with pytest.raises(RewardInfrastructureError, match="is empty, or was cut off at max_tokens"):
+        JudgeReward(server.url, "m").start()
     server.before = lambda number, body: 404
     with pytest.raises(
         RewardInfrastructureError, match=r"The judge m at http://127.* does not answer: HTTP 404: .*asked"
@@ -336,6 +340,8 @@ def test_an_address_that_is_not_there_is_told_before_a_model_is_loaded(server):
         ({"behind": "exakt"}, "Did you mean 'exact'"),
         ({"concurrency": 0}, "concurrency > 0"),
         ({"batch_timeout": 0}, "batch_timeout > 0"),
+        ({"max_retries": -1}, "max_retries >= 0"),
+        ({"max_failed": 10}, "max_failed <= 1"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_when_it_is_made_and_no_key_is_repeated(given, message):

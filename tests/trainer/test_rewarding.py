@@ -39,6 +39,13 @@ def test_the_reward_of_a_list_is_its_sum():
     assert turn_rewards_of(returned, found) == [[1.0, 0.5], [], [], [], [], [0.25]]
 
 
+@pytest.mark.parametrize("of", [np.array, torch.tensor])
+def test_an_array_of_numbers_is_a_list_of_them(of):
+    returned = [of([1.0, 0.5]), of([0.25]), of(2.0)]
+    assert scores_of(returned, SIZE) == [1.5, 0.25, 2.0]
+    assert turn_rewards_of(returned, [1.5, 0.25, 2.0]) == [[1.0, 0.5], [0.25], []]
+
+
 WRONG = {
     "a number": (1.0, "returned a float, not a list"),
     "nothing": (None, "returned a NoneType, not a list"),
