@@ -50,12 +50,13 @@ _ASKS = {
 # Of a judge, whose address and model only the user knows; without a gold also what it is asked.
 _JUDGE: dict[str, Any] = {"base_url": "http://localhost:8000/v1", "model": "Qwen/Qwen3-32B"}
 _RUBRIC: dict[str, Any] = {"rubric": "How good is this answer?\nTask: {prompt}\nAnswer: {completion}", "scale": [1, 10]}
-# The first test of a row, by what its cell is. All of them would tell a program what to return.
-_FIRST_TEST: dict[type, str] = {
-    list: '{{{{ ({0} or [""])[0] }}}}',
-    # With what stands before it.
-    str: r'{{{{ ("\n" ~ ({0} or "")).split("\nassert")[:2] | join("\nassert") | trim }}}}',
-}
+# The tests of a row as a text, by what its cell is.
+_TESTS: dict[type, str] = {list: '({0} or []) | join("\\n")', str: '({0} or "")'}
+# The first test of a row with what stands before it: all of them would tell a program what to return. The only one of a
+# row is shown where the problem does not name the function that it calls.
+_SHOWN = r"""{{% set parts = ("\n" ~ {0}).split("\nassert") %}}
+{{{{ "\n\nIt has to pass this test, and others:\n\n" ~ parts[:2] | join("\nassert") | trim
+    if parts[2:] or (parts[1:] and parts[1].split("(")[0] | trim not in prompt) else "" }}}}"""
 _ASSERT = re.compile(r"^assert\b", re.MULTILINE)
 _CALLED = re.compile(r"\b([A-Za-z_]\w*)\(")
 # In problems that say by themselves how the answer is to be given.
@@ -93,14 +94,13 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
     data = replace(data, test_fraction=_HELD_OUT, **keys)
     load = partial(load_prompts, conversational=True, gold=reward is None or "solution" in read_columns([reward]))
     tried = Mistakes()
-    trained = tried.tried(load, data)
-    if trained is None:
+    # A gold may be missing on one side of the split only.
+    if tried.tried(load, replace(data, test_fraction=0.0)) is None:
         data.on_missing_gold = keys["on_missing_gold"] = "drop"
-        trained = load(data)
+    trained = load(data)
     held_out = tried.tried(load, data, held_out=True)
     if held_out is None:
         data.test_fraction = 0.0
-        trained = load(data)
     first = trained.select(range(min(_MOST, len(trained))))
     if name is None or reward is None:
         name = fitting(first, data.dataset_name)
@@ -210,7 +210,7 @@ def _with_test(template: str | None, problems: Dataset, tests: Mapping[str, str]
     if not (shown := _first_test(problems, tests)):
         return template
     asked = (template or "{prompt}").replace("{prompt}", "{{ prompt }}")
-    return f"{asked}\n\nIt has to pass this test, and others:\n\n{shown}"
+    return asked + shown
 
 
 def _first_test(problems: Dataset, tests: Mapping[str, str]) -> str | None:
@@ -224,7 +224,7 @@ def _first_test(problems: Dataset, tests: Mapping[str, str]) -> str | None:
         called = set(_CALLED.findall(text)) - set(dir(builtins)) if _ASSERT.search(text) and "def " not in text else ()
         untold += bool(called) and not any(name in str(prompt) for name in called)
     kind = next((type(cell) for cell in cells if cell), None)
-    return _FIRST_TEST[kind].format(tests["column"]) if kind and 2 * untold > len(problems) else None
+    return _SHOWN.format(_TESTS[kind].format(tests["column"])) if kind and 2 * untold > len(problems) else None
 
 
 def fitting(problems: Dataset, dataset: str) -> str:

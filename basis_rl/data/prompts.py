@@ -329,7 +329,8 @@ def _read(
         if data.max_train_samples is not None and len(found) >= data.max_train_samples:
             break
     if missing:
-        logging.getLogger(__name__).warning("'%s': left out %d problems without a gold.", data.dataset_name, missing)
+        said = "'%s': left out %d %s problem(s) without a gold."
+        logging.getLogger(__name__).warning(said, data.dataset_name, missing, "held-out" if held_out else "training")
     read = f"'{data.dataset_name}', {len(dataset)} rows: the problem from column '{source.prompt}', "
     read += f"the gold from '{source.solution}'" if source.solution else "no gold, which no reward function reads"
     read += f" ({source.reading} of the options in '{', '.join(source.choices)}')" if source.reading else ""

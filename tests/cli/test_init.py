@@ -8,6 +8,7 @@ import pytest
 from basis_rl import names, resources
 from basis_rl.cli import main as cli
 from basis_rl.cli.main import main
+from basis_rl.data import DataArguments, load_prompts
 from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.words import read_recipe
@@ -61,6 +62,7 @@ def test_a_new_recipe_fits_the_data_that_it_is_given(rows, written, tmp_path, ti
         assert capsys.readouterr().out.count("Add.") == 3, "the system message of the three prompts that are shown"
 
 
+SUMS_NAMED = [{"prompt": row["instruction"], "solution": str(row["expected_answer"])} for row in SUMS]
 LETTERS = [{"question": f"{i}+1? A) {i} B) {i + 1}", "answer": "B" if i % 3 else "(A)"} for i in range(30)]
 ASSERTS = [
     {"prompt": f"Write f(n), n plus {i}.", "test_list": [f"assert f(1) == {i + 1}", f"assert f(2) == {i + 2}"]}
@@ -112,6 +114,10 @@ def add_one(i):
 MBPP = [{"text": f"Write a function that adds one, by way {i}.", "test_list": add_one(i)} for i in range(30)]
 IN_TEXT = [{**row, "test_list": "import math\n" + "\n".join(row["test_list"])} for row in MBPP]
 SOURCES = [{**row, "test_list": "def test_it():\n    " + row["test_list"][0]} for row in MBPP]
+ONE = [
+    {"text": row["text"] + " Name it plus_one." * (i % 3 == 0), "test_list": row["test_list"][:1]}
+    for i, row in enumerate(MBPP)
+]
 NAMED = [{**row, "text": f"{row['text']} It is called plus_one."} for row in MBPP]
 
 
@@ -131,6 +137,33 @@ def test_the_first_test_is_shown_where_problems_do_not_name_the_function(rows, s
     (turn,) = next(row["prompt"] for row in found if "by way 0." in row["prompt"][0]["content"])
     assert turn["content"].partition("and others:\n\n")[2] == shown
     assert "== 2" not in turn["content"], "the second test"
+
+
+def test_the_only_test_of_a_row_is_shown_where_it_alone_names_the_function(tmp_path, tiny_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ONE))
+    assert main(["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu"]) == 0
+    recipe = parse_recipe(["new.yaml"])
+    found = load_training_data(recipe, load_config_and_tokenizer(recipe.model, recipe.args)[1])
+    turns = [turn["content"] for (turn,) in found["prompt"]]
+    assert {"Name it" in turn for turn in turns} == {True, False}
+    assert ["assert plus_one" in turn for turn in turns] == ["Name it" not in turn for turn in turns]
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_golds_that_are_missing_are_dropped_on_either_side_and_told_once(few, tmp_path, tiny_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    held = DataArguments("all.jsonl", test_fraction=0.05)
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS_NAMED))
+    first = load_prompts(held, conversational=True, held_out=True)["prompt"][0]
+    rows = SUMS_NAMED[:4] if few else SUMS_NAMED
+    without = rows[1]["prompt"] if few else first
+    rows = [{**row, "solution": None} if row["prompt"] == without else row for row in rows]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu"]) == 0
+    assert read_recipe("new.yaml")["on_missing_gold"] == "drop"
+    assert caplog.text.count("left out 1") == 1
+    assert ("held-out" in caplog.text) != few
 
 
 def test_a_judge_has_an_address_to_fill_in(tmp_path, tiny_path, monkeypatch):
