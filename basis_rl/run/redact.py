@@ -125,7 +125,7 @@ def _hide_assigned(text: str) -> str:
         begin = text[found.end() : found.end() + 100]
         colon = found[0].rstrip().endswith(":")
         prose = colon and name.lower() in _PROSE and not re.match(r"""["'[]?[^\s,;&"'}\]]*\d""", begin)
-        variable = name.lower() in _VARIABLES and not re.match(r"""["']?[\w%+/=~-]{16}""", begin)
+        variable = name.lower() in _VARIABLES and not re.match(r"""["']?[\w%+/=.~-]{16,}+(?!\()""", begin)
         if not prose and not variable and (value := _VALUE.match(text, found.end())):
             parts += [text[at : value.start()], HIDDEN]
             at = value.end()
