@@ -69,7 +69,7 @@ def generation_with(model, server, monkeypatch):
     monkeypatch.setattr(client, "reset_prefix_cache", lambda: None)
     monkeypatch.setattr(client, "prompt_log_probs", lambda ids: torch.zeros(len(ids) - 1))
     dist = SimpleNamespace(gather_params=lambda parameters: nullcontext(), is_fsdp=False)
-    accelerator = SimpleNamespace(is_main_process=True, num_processes=1)
+    accelerator = SimpleNamespace(is_main_process=True, num_processes=1, device=torch.device(DEVICE))
     made = bare(accelerator, client, settings=client.settings, _weight_metadata=None, _dist=dist, probe=[1, 2, 3])
     vars(made).update(model=model, by_main=lambda task: task(), _check=lambda served: None)
     return made
