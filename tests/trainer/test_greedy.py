@@ -9,6 +9,7 @@ from transformers import GenerationConfig
 from basis_rl.engine import Sampling, prompt_tokens, sample
 from basis_rl.run.usage import Spending
 from basis_rl.trainer import BasisTrainer, rewarding
+from basis_rl.trainer.random_numbers import OwnNumbers
 from tests.support.ranks import Ranks
 from tests.support.tiny import Keeps, tiny_tokenizer, tiny_trainer
 
@@ -66,6 +67,7 @@ class FakeRun(BasisTrainer):
         self.vllm_generation = SimpleNamespace(**drawn)
         self.generation_config = GenerationConfig(do_sample=True, max_new_tokens=6, **drawn)
         self.spending, self.reward_weights = Spending(), torch.tensor([1.0, 0.5])
+        self._numbers = OwnNumbers(torch.device("cpu"))
 
     def _generate_unlogged(self, prompts):
         config = self.generation_config

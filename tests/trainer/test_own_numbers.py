@@ -112,6 +112,7 @@ def test_tools_and_environments_that_set_seeds_change_no_rollout(tmp_path, monke
         generate = trainer._generate
         monkeypatch.setattr(trainer, "_generate", lambda prompts: batches.append(generate(prompts)) or batches[-1])
         trainer.train()
+        assert all(any(0 in mask for mask in batch[2]) for batch in batches), "in each batch a tool has answered"
         return [batch[1] for batch in batches]
 
     plain = trained(False)
