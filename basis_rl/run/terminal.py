@@ -36,7 +36,8 @@ class Terminal:
         try:
             do(*given)
         except OSError as error:
-            if error.errno not in (errno.EIO, errno.EPIPE):
+            # The last one: it was closed within this process.
+            if error.errno not in (errno.EIO, errno.EPIPE, errno.EBADF):
                 raise
             # Also for what Python flushes when it ends, and for processes that are started from here on.
             with suppress(OSError):

@@ -288,7 +288,7 @@ def test_what_is_broken_is_told(broken, message):
         ),
         (but(Rloo, min_group_size=0), "- declarations: says min_group_size = 0, not a whole number of at least 1$"),
         (but(Rloo, token_level="sometimes"), "- declarations: .* 'sometimes', not one of never, with_kl"),
-        (but(Rloo, requires=frozenset({"hidden_states"})), r"requires \['hidden_states'\]; a batch can have"),
+        (but(Rloo, requires=frozenset({"attention_maps"})), r"requires \['attention_maps'\]; a batch can have"),
         (but(Rloo, requires=frozenset({"values"})), r"requires \['values'\], which .* `LearnedBaseline` only$"),
         (but(Rloo, requires=frozenset({"kl"})), r"requires \['kl'\]; .*say `reads_kl = True` for KL\)$"),
         (

@@ -64,7 +64,7 @@ def build(tmp_path, tiny_path, baseline):
 
 
 class NeedsMore(Rloo):
-    requires = frozenset({"hidden_states"})
+    requires = frozenset({"attention_maps"})
 
 
 SERVED = {"use_vllm": True, "vllm_mode": "server"}
@@ -91,7 +91,7 @@ CASES = {
         {"prompt_sampler": "frontier", "dataset": sums().remove_columns("prompt")},
         "prompt_sampler 'frontier' chooses among prompts, but the dataset has no column 'prompt'",
     ),
-    "field not collected": ({"baseline": NeedsMore()}, r"requires \['hidden_states'\]"),
+    "field not collected": ({"baseline": NeedsMore()}, r"requires \['attention_maps'\]"),
     "rollout weights without vLLM": ({"baseline": WEIGHTED}, "'otb' requires the weights of the rollout correction"),
     "rollout weights without their correction": (
         {"baseline": WEIGHTED, **SERVED, "vllm_importance_sampling_correction": False},

@@ -5,11 +5,13 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
+import torch
 from transformers import GenerationConfig
 from trl import GRPOTrainer
 
 from basis_rl.tools import ToolResult
 from basis_rl.trainer import BasisTrainer, turns
+from basis_rl.trainer.random_numbers import OwnNumbers
 from basis_rl.trainer.tool_check import Pending
 from tests.support.ranks import Ranks
 
@@ -141,6 +143,7 @@ def test_within_the_loop_a_turn_is_that_of_all_ranks(monkeypatch):
     made = object.__new__(BasisTrainer)
     made.use_vllm = True
     made._served = made.environments = None
+    made._numbers = OwnNumbers(torch.device("cpu"))
     made.turns = SimpleNamespace(running=True, turn=lambda rows: ("together", rows))
     assert made._generate_single_turn([[1]], None, {}, 1) == ("together", [[1]])
     assert made._generate_single_turn([[1]], ["image"], {}, 1) == ("alone", [[1]], ["image"], {}, 1)
