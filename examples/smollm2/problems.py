@@ -52,6 +52,9 @@ def rows(count: int, seed: int = 7, shares: Mapping[str, float] = SHARES) -> lis
     """`count` different problems with these shares of the kinds, in random order, the same for a seed.
 
     Each has ``prompt`` (the question), ``solution`` (the gold) and ``kind``.
+
+    Raises:
+        ValueError: there are not as many different problems of a kind (648 are easy).
     """
     chance = random.Random(seed)
     found = [row for kind, share in shares.items() for row in _different(kind, round(share * count), chance)]
@@ -61,9 +64,14 @@ def rows(count: int, seed: int = 7, shares: Mapping[str, float] = SHARES) -> lis
 
 def _different(kind: str, count: int, chance: random.Random) -> Iterator[dict[str, Any]]:
     problems: set[Problem] = set()
+    repeated = 0
     while len(problems) < count:
         left, sign, right = problem = KINDS[kind](chance)
-        if problem not in problems:
+        if problem in problems:
+            repeated += 1
+            if repeated > 100 * count:
+                raise ValueError(f"There are only about {len(problems)} {kind} problems: ask for fewer in all.")
+        else:
             problems.add(problem)
             answer = ANSWER[sign](left, right)
             yield {"prompt": TEXT.format(left, sign, right), "solution": str(answer), "kind": kind}

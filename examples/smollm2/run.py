@@ -104,14 +104,17 @@ def measure(folder: Path, test: Path) -> dict[str, Any]:
     return {"accuracy": accuracy, "shown": shown}
 
 
-def greedy_answers(model: Any, tokenizer: Any, prompts: list[list[dict[str, str]]], tokens: int) -> list[str]:
+def greedy_answers(
+    model: Any, tokenizer: Any, prompts: list[list[dict[str, str]]], tokens: int, batch_size: int = BATCH
+) -> list[str]:
     """The answer to each prompt, a list of messages, of at most `tokens` tokens; says how far it is."""
     encoded = [prompt_tokens(prompt, tokenizer, {}) for prompt in prompts]
     answers = [""] * len(prompts)
     sampling = Sampling(tokens, temperature=0.0)
-    for done, (index, completions) in enumerate(sample(model, tokenizer, encoded, sampling, batch_size=BATCH), start=1):
+    found = sample(model, tokenizer, encoded, sampling, batch_size=batch_size)
+    for done, (index, completions) in enumerate(found, start=1):
         answers[index] = completions[0].text
-        if done % BATCH == 0:
+        if done % batch_size == 0:
             print(f"{done} of {len(prompts)} answers", flush=True)
     return answers
 

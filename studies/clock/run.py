@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import json
 import time
 from collections import defaultdict
@@ -55,8 +56,15 @@ ROWS: dict[str, dict[str, Any]] = {
     "spo, frontier": {"baseline": "spo", **FRONTIER},
     "TRL, vLLM": {**GROUPS, **VLLM},
     "basis_history, frontier, vLLM": {"baseline": "basis_history", **LCB, **FRONTIER, **VLLM},
+    "grpo, groups of 2": {"baseline": "grpo", "num_generations": 2},
+    "grpo, groups of 4": {"baseline": "grpo", "num_generations": 4},
+    "none, groups of 8": {"baseline": "none", **GROUPS},
+    "batch_mean": {"baseline": "batch_mean"},
+    "least variance": {"baseline": "basis_history"},
+    "least variance, frontier": {"baseline": "basis_history", **FRONTIER},
 }
 ROLLOUTS = 64
+MEASURED_AT_A_TIME = 200
 # Of each problem, by the model before training, in the value table of the row `basis`.
 TABLE_ROLLOUTS = 8
 
@@ -164,10 +172,13 @@ def build(
     return BasisTrainer(args=BasisConfig(**common), objective=objective, **given)
 
 
-def score(trainer: GRPOTrainer, task: Task) -> dict[str, float]:
-    """Greedy accuracy on the held-out rows, of all and of each kind."""
+def score(trainer: GRPOTrainer, task: Task, number_type: torch.dtype = torch.float32) -> dict[str, float]:
+    """Greedy accuracy on the held-out rows, of all and of each kind, by the weights rounded to `number_type`."""
     model = trainer.accelerator.unwrap_model(trainer.model)
-    answers = greedy_answers(model, trainer.processing_class, [row["prompt"] for row in task.held_out], task.tokens)
+    if number_type != model.dtype:
+        model = copy.deepcopy(model).to(number_type)
+    prompts = [row["prompt"] for row in task.held_out]
+    answers = greedy_answers(model, trainer.processing_class, prompts, task.tokens, MEASURED_AT_A_TIME)
     model.train()
     rewards = task.reward(answers, [row["solution"] for row in task.held_out])
     by_kind = defaultdict(list)
@@ -185,7 +196,8 @@ def main(argv: list[str] | None = None) -> None:
     task = TASKS[plan["task"]](plan["problems"], plan["held_out"], Path(plan["data"]))
     with side(plan["row"], plan["settings"]["bf16"]):
         trainer = build(ROWS[plan["row"]], plan["model"], task, plan["settings"], folder / "trainer")
-        clock = Clock(lambda: score(trainer, task), plan["every"], folder / "points.json")
+        measured_in = torch.bfloat16 if plan.get("rounded") else torch.float32
+        clock = Clock(lambda: score(trainer, task, measured_in), plan["every"], folder / "points.json")
         quiet(trainer).add_callback(clock)
         saved = any((folder / "trainer").glob("checkpoint-*"))
         trainer.train(resume_from_checkpoint=True if saved else None)

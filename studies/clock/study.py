@@ -152,28 +152,29 @@ def run(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
     return columns | {"kinds": kinds[-1]} | {name: fmean(values) for name, values in logs.items()}
 
 
+def planned_run(options: argparse.Namespace, row: str, seed: int, learning_rate: float, **more: Any) -> Planned:
+    """One run: the sizes of `options`, and `more` for its plan (`studies.clock.run`)."""
+    settings = {
+        "seed": seed, "max_steps": options.steps, "learning_rate": learning_rate,
+        "bf16": options.bf16, "per_device_train_batch_size": options.micro_batch, "save_steps": options.every,
+        "gradient_accumulation_steps": ROLLOUTS // options.micro_batch,
+    }  # fmt: skip
+    plan = {
+        "row": row, "task": options.task, "model": options.model, "data": str(options.data.resolve()),
+        "problems": options.problems, "held_out": options.held_out, "every": options.every,
+        "threads": options.threads, "settings": settings, **more,
+    }  # fmt: skip
+    name = f"{options.task}-{row.replace(', ', '-').replace(' ', '-')}-{learning_rate:g}-seed{seed}"
+    name += f"-{options.micro_batch}"
+    folder = options.output / name
+    labels = {"task": options.task, "row": row, "seed": seed, "learning_rate": learning_rate}
+    labels |= {key: getattr(options, key) for key in ("micro_batch", "threads", "bf16")}
+    return Planned(labels, options.output / f"{name}.json", plan, partial(run, plan, folder))
+
+
 def planned(options: argparse.Namespace) -> list[Planned]:
     """The runs in their order: all rows of a seed, then those of the next."""
-    plans = []
-    for seed in options.seeds:
-        for row in options.rows:
-            settings = {
-                "seed": seed, "max_steps": options.steps, "learning_rate": options.learning_rate,
-                "bf16": options.bf16, "per_device_train_batch_size": options.micro_batch, "save_steps": options.every,
-                "gradient_accumulation_steps": ROLLOUTS // options.micro_batch,
-            }  # fmt: skip
-            plan = {
-                "row": row, "task": options.task, "model": options.model, "data": str(options.data.resolve()),
-                "problems": options.problems, "held_out": options.held_out, "every": options.every,
-                "threads": options.threads, "settings": settings,
-            }  # fmt: skip
-            name = f"{options.task}-{row.replace(', ', '-').replace(' ', '-')}-{options.learning_rate:g}-seed{seed}"
-            name += f"-{options.micro_batch}"
-            folder = options.output / name
-            labels = {"task": options.task, "row": row, "seed": seed, "learning_rate": options.learning_rate}
-            labels |= {key: getattr(options, key) for key in ("micro_batch", "threads", "bf16")}
-            plans.append(Planned(labels, options.output / f"{name}.json", plan, partial(run, plan, folder)))
-    return plans
+    return [planned_run(options, row, seed, options.learning_rate) for seed in options.seeds for row in options.rows]
 
 
 def added(

@@ -1,0 +1,187 @@
+"""What ends higher, groups or single rollouts, if each is trained at its own best learning rate?
+
+    python -m studies.clock.control --model FOLDER --bf16 [--rows ROW ...] [--tune_only] [--at_most RUNS]
+
+The arithmetic task of `studies.clock.study`, with 1,100 problems to train on and 1,000 held out; 40 steps of 64
+rollouts; greedy accuracy every four steps, by weights rounded to bfloat16 (one core measures 1,000 problems in half of
+the time). Not TRL's time but the ends and the rollouts to 40, 45 and 50 % are compared.
+
+- Tuning: each row at learning rates a factor of two apart, from 5e-6 and 1e-5 on towards the better one until the end
+  falls, with seeds 10 and 11, which are not counted.
+- Counted: the row at that rate with seeds by which nothing was chosen (`COUNTED`).
+
+A run's end is the mean of its last three measurements, and it is at a level where the line between two measurements
+crosses it. Runs are stored, so the command can be stopped at any time and called again.
+Result: ``studies/results/control.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from basis_rl.text import markdown_table
+from studies.clock.run import ROLLOUTS
+from studies.clock.study import end, planned_run
+from studies.runs import RESULTS, Planned, kept, origins, save_table, study_parser
+
+TUNING = (10, 11)
+STARTS = (5e-6, 1e-5)
+# Rows in the order of their runs, with the number of counted seeds.
+COUNTED = {
+    "grpo": 5,
+    "none": 5,
+    "least variance, frontier": 5,
+    "none, groups of 8": 3,
+    "least variance": 3,
+    "batch_mean": 3,
+    "grpo, groups of 2": 3,
+    "grpo, groups of 4": 3,
+}
+LEVELS = (0.40, 0.45, 0.50)
+RESAMPLED = 2_000
+
+
+class Enough(Exception):
+    """`--at_most` runs were made."""
+
+
+class Runs:
+    """The stored runs; a missing one is made, as long as fewer than `at_most` were."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.made = options, 0
+        self.files: list[Path] = []
+        self.found: list[dict[str, Any]] = []
+
+    def plan(self, row: str, seed: int, rate: float) -> Planned:
+        return planned_run(self.options, row, seed, rate, rounded=True)
+
+    def get(self, row: str, seed: int, rate: float) -> dict[str, Any]:
+        """The run, with its labels.
+
+        Raises:
+            Enough: it is not there, and no more are made.
+        """
+        plan = self.plan(row, seed, rate)
+        if not plan.file.is_file():
+            if self.made == self.options.at_most:
+                raise Enough
+            self._begin_measured(plan)
+        found, fresh = kept(plan.file, plan.settings, plan.make)
+        self.made += fresh
+        run: dict[str, Any] = {**plan.labels, **found}
+        if plan.file not in self.files:
+            self.files.append(plan.file)
+            self.found.append(run)
+        return run
+
+    def _begin_measured(self, plan: Planned) -> None:
+        """All runs begin with one model: what another measured of it is not measured again."""
+        others = sorted(self.options.output.glob("*/points.json"))
+        points = plan.file.with_suffix("") / "points.json"
+        if others and not points.is_file():
+            points.parent.mkdir(parents=True, exist_ok=True)
+            points.write_text(json.dumps(json.loads(others[0].read_text())[:1]))
+
+
+def mean_end(runs: Runs, row: str, rate: float) -> float:
+    return fmean(end(runs.get(row, seed, rate)) for seed in TUNING)
+
+
+def tuned(runs: Runs, row: str) -> float:
+    """The best rate of a row: from the better of `STARTS` on, in steps of two, until the end falls."""
+    low, high = STARTS
+    ends = {rate: mean_end(runs, row, rate) for rate in STARTS}
+    factor = 0.5 if ends[low] > ends[high] else 2.0
+    best = low if factor < 1 else high
+    while True:
+        following = best * factor
+        ends[following] = mean_end(runs, row, following)
+        if ends[following] <= ends[best]:
+            return best
+        best = following
+
+
+def crossing(run: dict[str, Any], level: float) -> float | None:
+    """Rollouts until the line between two measurements first crosses `level`."""
+    for (step, accuracy), (later, above) in pairwise(zip(run["step"], run["accuracy"], strict=True)):
+        if accuracy < level <= above:
+            return float(step + (later - step) * (level - accuracy) / (above - accuracy)) * ROLLOUTS
+    return None
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """A 90 % interval of the mean, by drawing the seeds again."""
+    drawn = np.random.default_rng(0).choice(values, (RESAMPLED, len(values))).mean(1)
+    return float(np.quantile(drawn, 0.05)), float(np.quantile(drawn, 0.95))
+
+
+def lines(runs: list[dict[str, Any]]) -> Iterator[list[Any]]:
+    """A line of the report for each row, rate and purpose (tuning or counted)."""
+    groups: dict[tuple[str, float, bool], list[dict[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault((run["row"], run["learning_rate"], run["seed"] in TUNING), []).append(run)
+    for (row, rate, is_tuning), group in groups.items():
+        ends = [end(run) for run in group]
+        low, high = interval(ends)
+        seeds = ", ".join(str(run["seed"]) for run in group)
+        found = [row, f"{rate:g}", f"{seeds} (not counted)" if is_tuning else seeds]
+        found.append(f"{fmean(ends):.1%} ({low:.1%} to {high:.1%})")
+        for level in LEVELS:
+            reached = [crossing(run, level) for run in group]
+            there = [each for each in reached if each is not None]
+            found.append(f"{median(there):.0f}" if len(there) == len(reached) else f"{len(there)} of {len(reached)}")
+        yield [*found, f"{fmean(run['cpu'][-1] / run['step'][-1] for run in group):.1f}"]
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    head = ["row", "learning rate", "seeds", "at the end (90 % of the mean)"]
+    head += [f"rollouts to {level:.0%}" for level in LEVELS]
+    return markdown_table(list(lines(runs)), [*head, "seconds a step"])
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = study_parser(__doc__, "control")
+    parser.add_argument("--model", default="runs/smollm2/model", help="folder with SmolLM2-135M-Instruct")
+    parser.add_argument("--rows", nargs="+", choices=list(COUNTED), default=list(COUNTED))
+    parser.add_argument("--tune_only", action="store_true", help="no counted seeds")
+    parser.add_argument("--at_most", type=int, default=10**6, help="runs of this call")
+    parser.add_argument("--bf16", action="store_true", help="for processors that have it")
+    parser.set_defaults(task="arithmetic", steps=40, every=4, micro_batch=64, problems=1_100, held_out=1_000, threads=1)
+    parser.set_defaults(data=Path("."))
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
+    """Make and report the runs; returns them."""
+    options = parse(argv)
+    options.output = options.output or Path("runs/control")
+    options.results = options.results or (options.output if options.quick else RESULTS)
+    if options.quick:
+        options.steps, options.every, options.problems, options.held_out = 4, 1, 100, 10
+    runs = Runs(options)
+    try:
+        for row in options.rows:
+            rate = tuned(runs, row)
+            if not options.tune_only:
+                for seed in range(COUNTED[row]):
+                    runs.get(row, seed, rate)
+    except Enough:
+        print(f"{runs.made} runs were made. The same command goes on.")
+    facts = {"runs made": origins(runs.files)}
+    facts |= {key: getattr(options, key) for key in ("steps", "held_out", "problems")}
+    save_table("control", facts, runs.found, options.results)
+    print(table(runs.found))
+    return runs.found
+
+
+if __name__ == "__main__":
+    main()
