@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import gzip
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from datasets import Dataset, load_dataset, load_from_disk
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from pandas.errors import ParserWarning
 
 from basis_rl.names import file_format
 
@@ -36,10 +38,12 @@ def load_files(name: str, paths: Sequence[Path]) -> Dataset:
         raise ValueError(f"dataset_name: '{name}' are files of several formats, {', '.join(sorted(formats))}.")
     (kind,) = formats
     empty = not any(_first_line(path) for path in paths)
-    separator = {"sep": _separator(_first_line(paths[0]))} if kind == "csv" else {}
+    # Without index_col, pandas takes the first column for row labels where every row has a field more than the header.
+    layout = {"sep": _separator(_first_line(paths[0])), "index_col": False} if kind == "csv" else {}
     try:
-        with without_bars():
-            return load_dataset(kind, data_files=list(map(str, paths)), split="train", **separator)
+        with without_bars(), warnings.catch_warnings():
+            warnings.simplefilter("error", ParserWarning)
+            return load_dataset(kind, data_files=list(map(str, paths)), split="train", **layout)
     except Exception as error:
         if empty or "corresponds to no data" in str(error):
             raise ValueError(f"dataset_name: the file '{name}' holds no rows.") from error

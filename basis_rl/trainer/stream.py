@@ -46,6 +46,7 @@ class Pace:
         generate_every: micro-batches that a generation batch serves.
         accumulation: micro-batches of an optimizer step.
         seconds: that one rollout may take, with tools, environment and grading.
+        kind: what makes rollouts and rewards: those of another one do not fit this run.
     """
 
     max_staleness: int
@@ -53,6 +54,7 @@ class Pace:
     generate_every: int
     accumulation: int
     seconds: float
+    kind: str = ""
 
 
 @dataclass(eq=False)
@@ -609,7 +611,7 @@ class StreamedBatches:
             "next": self._next,
             "blocks": {number: (draw.rows, draw.ratio, draw.metrics) for number, draw in self._blocks.items()},
             "open": {number: sorted(places) for number, places in self._open.items()},
-            "pace": dict(vars(self.pace)),
+            "pace": vars(replace(self.pace, seconds=0.0)),
             "groups": None if self.stream is None else self.stream.state_dict(),
         }
 
@@ -620,6 +622,6 @@ class StreamedBatches:
         self._open = {int(number): set(places) for number, places in state["open"].items()}
         self._taken = {}
         if self.stream is not None:
-            known = state["pace"] == vars(self.pace)
+            known = state["pace"] == vars(replace(self.pace, seconds=0.0))
             groups = [each if known else {**each, "rollouts": None} for each in state["groups"]]
             self.stream.load_state_dict(groups, self._row)

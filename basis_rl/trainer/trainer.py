@@ -113,7 +113,7 @@ from basis_rl.trainer.step_time import StepTimer, padding_metrics
 from basis_rl.trainer.stream import Pace, Stream, StreamedBatches
 from basis_rl.trainer.turns import Turns, count_turn, reading_calls
 from basis_rl.types import Advantages, RolloutBatch
-from basis_rl.values.provenance import fingerprint, weights_fingerprint
+from basis_rl.values.provenance import fingerprint, reward_code, weights_fingerprint
 
 # Raised on every rank at once.
 _FAILURES = (
@@ -442,7 +442,8 @@ class BasisTrainer(GRPOTrainer):
         engine.require_keeping()
         assert args.batches_in_flight is not None
         served = (self._generate_every, args.gradient_accumulation_steps)
-        pace = Pace(args.max_staleness, args.batches_in_flight, *served, args.rollout_timeout)
+        kind = f"{self.num_generations} x {reward_code(self.functions)}"
+        pace = Pace(args.max_staleness, args.batches_in_flight, *served, args.rollout_timeout, kind)
         stream = None
         if self.accelerator.is_main_process:
             named = (self.functions, self.reward_func_names)

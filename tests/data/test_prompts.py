@@ -371,6 +371,7 @@ def test_problem_text_is_what_the_user_says():
         ("a.json", b"[]", "the file '.*a.json' holds no rows"),
         ("a.csv", b"question,answer\n", "the file '.*a.csv' holds no rows"),
         ("a.jsonl", b'{"question": "1", "answer": "2"}\n{"question":\n', r"read as jsonl \(.*parse error.*in row 1"),
+        ("a.csv", b"question,answer\na,1+1,2\nb,1+2,3\n", r"read as csv \(ParserWarning: Length of header"),
         ("a.csv", b'question,answer\n"1+1,2\n', r"read as csv \(.*EOF inside string starting at row 1"),
         ("a.parquet", b"hello", r"read as parquet \(.*smaller than the minimum file footer"),
     ],

