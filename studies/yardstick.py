@@ -1,6 +1,6 @@
 """The yardstick: what an estimator's values miss, and how noisy its gradient is, on logged rollouts of a real model.
 
-    python -m studies.yardstick [ESTIMATOR ...] [--group 1 2 4 8] [--permutations 8]
+    python -m studies.yardstick [ESTIMATOR ...] [--group 1 2 4 8] [--permutations 8] [--chosen]
     python -m studies.yardstick --make MODEL [--problems 64] [--rewards 256] [--logged 32]
 
 ESTIMATOR is ``NAME`` or ``NAME={PARAMETERS AS JSON}``; NAME is a registered baseline or ``module:Class`` of your own, a
@@ -14,6 +14,10 @@ gradient (as Adam's steps are), in 64 random projections: weights get random sig
 
 **A score.** The logged rollouts come in batches of 64: each problem once, or 32, 16 or 8 problems with 2, 4 or 8
 rollouts each. The policy stays as it is, so a belief sees each problem 32 times at one rollout and 4 times at eight.
+
+With ``--chosen`` each problem of a batch is drawn with the chances that ``frontier`` (``hard: 2, easy: 1``) gives it by
+its true value, as if there were many like each of the 64. There are eight batches. A problem whose rollouts are used up
+begins with them again, so beliefs, which would see them twice, are scored with one rollout per problem only.
 
 - ``error N``: mean squared error of the baseline to the true value at the N-th visit (unbiased: less the true value's
   own noise).
@@ -39,6 +43,7 @@ from torch import Tensor
 
 from basis_rl.baselines import BASELINES, Baseline
 from basis_rl.registry import build
+from basis_rl.samplers import Frontier, ValueBelief
 from basis_rl.text import markdown_table
 from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values.table import ValueTable
@@ -47,7 +52,7 @@ from examples.smollm2 import problems as arithmetic
 from studies.least.variance import Rollouts, drawn, loaded, log_probs, measure_energies
 from studies.runs import RESULTS, placed, save_table, study_parser
 
-BATCH, SKETCH, TABLE = 64, 64, 8
+BATCH, SKETCH, TABLE, CHOSEN = 64, 64, 8, 8
 FILE = RESULTS / "yardstick.npz"
 VISITS = (1, 3, 10, 32)
 RATES = (0.0, 0.05, 0.5, 0.9, 1.0)  # of success, between which problems are alike
@@ -142,26 +147,40 @@ class Data:
         self.signals = {name: found[name].float() for name in ("log_probs", "energies", "gradient_energies")}
         self.gradients = found["gradients"].double()
 
-    def batch(self, rows: Tensor, step: int, wanted: frozenset[str]) -> RolloutBatch:
+    def batch(self, rows: Tensor, group: int, step: int, wanted: frozenset[str]) -> RolloutBatch:
         numbers = (rows // self.logged).tolist()
         given: dict[str, Any] = {name: each[rows] for name, each in self.signals.items() if name in wanted}
         if "prompt_texts" in wanted:
             given["prompt_texts"] = [self.texts[number] for number in numbers]
         return RolloutBatch(
-            rewards=self.rewards[rows], group_ids=rows // self.logged, prompt_ids=[str(number) for number in numbers],
-            action_mask=self.mask[rows], step=step, **given,
+            rewards=self.rewards[rows], group_ids=torch.arange(len(rows)) // group,
+            prompt_ids=[str(number) for number in numbers], action_mask=self.mask[rows], step=step, **given,
         )  # fmt: skip
+
+    def orders(self, generator: torch.Generator) -> Tensor:
+        """``(P, L)``: the rollouts of each problem, those of the first half of them first."""
+        half = self.logged // 2
+        halves = [[torch.randperm(half, generator=generator) + start for start in (0, half)] for _ in self.values]
+        return torch.stack([torch.cat(each) for each in halves])
+
+    def chosen_batches(self, group: int, seed: int) -> Iterator[tuple[int, Tensor]]:
+        """The same with a problem drawn for each place."""
+        generator = torch.Generator().manual_seed(seed)
+        orders = self.orders(generator).view(self.problems, 2, -1, group)
+        chances = Frontier(hard=2.0, easy=1.0).weights(self.values, torch.zeros_like(self.values))
+        used = torch.zeros(self.problems, 2, dtype=torch.int64)
+        for visit in range(CHOSEN):
+            rows = []
+            for number in torch.multinomial(chances, BATCH // group, replacement=True, generator=generator).tolist():
+                place = number, visit % 2
+                rows.append(self.logged * number + orders[place][used[place] % orders.shape[2]])
+                used[place] += 1
+            yield visit, torch.cat(rows)
 
     def batches(self, group: int, seed: int) -> Iterator[tuple[int, Tensor]]:
         """Visits, counted from 0, and rollouts of batches; even visits draw from the first half of each problem's."""
         generator = torch.Generator().manual_seed(seed)
-        half = self.logged // 2
-        orders = torch.stack(
-            [
-                torch.cat([torch.randperm(half, generator=generator) + start for start in (0, half)])
-                for _ in range(self.problems)
-            ]
-        )
+        orders = self.orders(generator)
         # (problem, half, visit, rollout) -> (problem, visit, rollout), the halves in turn.
         turns = orders.view(self.problems, 2, -1, group).transpose(1, 2).reshape(self.problems, -1, group)
         turns = turns + self.logged * torch.arange(self.problems)[:, None, None]
@@ -185,24 +204,27 @@ def estimator(text: str, data: Data) -> Baseline:
     return built
 
 
-def score(text: str, group: int, permutations: int, data: Data) -> dict[str, Any]:
-    """Errors by visit, and the moments of a batch's gradient."""
+def score(text: str, group: int, permutations: int, data: Data, chosen: bool = False) -> dict[str, Any]:
+    """Errors by visit (of chosen problems: by batch), and the moments of a batch's gradient."""
     errors: dict[int, list[float]] = {}
     gradients: tuple[list[Tensor], list[Tensor]] = ([], [])
     norms = data.gradients.square().sum(dim=1)
     powers = torch.zeros(data.problems, dtype=torch.float64)
+    counts = torch.zeros(data.problems, dtype=torch.float64)
     for seed in range(permutations):
         baseline = estimator(text, data)
         wanted = baseline.requires | baseline.learns_from
-        for step, (visit, rows) in enumerate(data.batches(group, seed)):
-            batch = data.batch(rows, step, wanted)
+        batches = list((data.chosen_batches if chosen else data.batches)(group, seed))
+        for step, (visit, rows) in enumerate(batches):
+            batch = data.batch(rows, group, step, wanted)
             found = baseline.advantages(batch)
             if found.values.ndim == 2:
                 raise SystemExit(f"{text} has an advantage for each token; the gradients here are those of rollouts.")
             away = (found.baseline.double() - data.values[rows // data.logged]).square().mean()
             errors.setdefault(visit + 1, []).append(float(away) - data.noise_of_values)
-            if visit >= data.logged // group // 2:
+            if step >= len(batches) // 2:
                 powers.index_add_(0, rows // data.logged, found.values.double() ** 2 * norms[rows])
+                counts += (rows // data.logged).bincount(minlength=data.problems)
                 gradients[visit % 2].append((found.values.double()[:, None] * data.gradients[rows]).mean(dim=0))
             baseline.update(batch)
     even, odd = (torch.stack(each) for each in gradients)
@@ -213,20 +235,24 @@ def score(text: str, group: int, permutations: int, data: Data) -> dict[str, Any
     told = {f"error {visit}": float(np.mean(errors[visit])) for visit in VISITS if visit in errors}
     blank = {f"error {visit}": None for visit in VISITS}
     bins = torch.bucketize(data.values, torch.tensor(RATES[1:-1], dtype=torch.float64), right=True)
-    by_rate = {
-        f"power {low:g} to {high:g}": float(powers[bins == i].sum()) for i, (low, high) in enumerate(pairwise(RATES))
-    }
-    return {"estimator": text, "group": group, **blank, **told, "noise": noise, **by_rate}
+    rates = enumerate(pairwise(RATES))
+    mean = {edges: float(powers[bins == i].sum() / counts[bins == i].sum()) for i, edges in rates}
+    by_rate = {f"power {low:g} to {high:g}": each for (low, high), each in mean.items()}
+    prompts = "chosen" if chosen else "uniform"
+    return {"estimator": text, "prompts": prompts, "group": group, **blank, **told, "noise": noise, **by_rate}
 
 
-def scores(names: list[str], groups: list[int], permutations: int, data: Data) -> list[dict[str, Any]]:
+def scores(
+    names: list[str], groups: list[int], permutations: int, data: Data, chosen: bool = False
+) -> list[dict[str, Any]]:
     """A row for each estimator and each group size that it takes; the true value's comes first."""
     rows = []
     for group in groups:
         for text in ["true value", *names]:
-            if estimator(text, data).min_group_size > group:
+            built = estimator(text, data)
+            if built.min_group_size > group or (chosen and group > 1 and isinstance(built, ValueBelief)):
                 continue
-            rows.append(score(text, group, permutations, data))
+            rows.append(score(text, group, permutations, data, chosen))
     best = dict(rows[0])
     for row in rows:
         row["rollouts"] = row["noise"] / best["noise"]
@@ -241,6 +267,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("estimators", nargs="*", metavar="ESTIMATOR")
     parser.add_argument("--group", nargs="+", type=int, default=[1, 2, 4, 8], choices=[1, 2, 4, 8])
     parser.add_argument("--permutations", type=int, default=8)
+    parser.add_argument("--chosen", action="store_true", help="draw problems as a sampler does")
     parser.add_argument("--make", type=Path, metavar="MODEL", help="make the data set with this model")
     for name, default in (("problems", 64), ("rewards", 256), ("logged", 32)):
         parser.add_argument(f"--{name}", type=int, default=default, help=argparse.SUPPRESS)
@@ -251,11 +278,13 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
         options.group, options.permutations = [1], 1
     if options.make:
         make(options.make, options.problems, options.rewards, options.logged, options.data)
-    rows = scores(options.estimators or list(ROWS), options.group, options.permutations, Data(options.data))
+    names = options.estimators or list(ROWS)
+    rows = scores(names, options.group, options.permutations, Data(options.data), options.chosen)
     shown = [[f"{each:.4f}" if isinstance(each, float) else each or "" for each in row.values()] for row in rows]
     print(markdown_table(shown, list(rows[0])))
     if not options.estimators:
-        save_table("yardstick", {"permutations": options.permutations}, rows, options.results)
+        name = "yardstick_chosen" if options.chosen else "yardstick"
+        save_table(name, {"permutations": options.permutations}, rows, options.results)
     return rows
 
 

@@ -44,6 +44,26 @@ def test_each_rollout_comes_once_in_groups_of_its_problem_and_visits_alternate_b
     assert len(set(visited)) == len(visited) == 64 * 32 // group
 
 
+@pytest.mark.parametrize("group", [1, 8])
+def test_chosen_problems_come_by_the_samplers_chances_and_rollouts_in_turn(group):
+    data = yardstick.Data(yardstick.FILE)
+    drawn = torch.zeros(data.problems)
+    for seed in range(50):
+        uses = torch.zeros(data.problems * data.logged)
+        for visit, rows in data.chosen_batches(group, seed):
+            assert ((rows % data.logged >= data.logged // 2) == visit % 2).all()
+            grouped = (rows // data.logged).view(-1, group)
+            assert (grouped == grouped[:, :1]).all()
+            drawn += grouped[:, 0].bincount(minlength=data.problems)
+            uses += rows.bincount(minlength=len(uses))
+        spread = uses.view(data.problems, 2, -1)
+        assert (spread.amax(2) - spread.amin(2) <= 1).all()
+    weights = (1 - data.values) ** 2 * data.values + 0.02
+    expected = drawn.sum() * weights / weights.sum()
+    # Chi-square with 63 degrees of freedom exceeds it once in 5,000 times.
+    assert float(((drawn - expected) ** 2 / expected).sum()) < 110
+
+
 def test_noise_and_error_of_two_answers_are_as_computed(data):
     p, gradient = 0.7, 0.7 * 0.3
     powers = {
