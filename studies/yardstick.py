@@ -1,6 +1,7 @@
 """The yardstick: what an estimator's values miss, and how noisy its gradient is, on logged rollouts of a real model.
 
     python -m studies.yardstick [ESTIMATOR ...] [--group 1 2 4 8] [--permutations 8] [--chosen]
+        [--offset X]
     python -m studies.yardstick --make MODEL [--problems 64] [--rewards 256] [--logged 32]
 
 ESTIMATOR is ``NAME`` or ``NAME={PARAMETERS AS JSON}``; NAME is a registered baseline or ``module:Class`` of your own, a
@@ -18,6 +19,9 @@ rollouts each. The policy stays as it is, so a belief sees each problem 32 times
 With ``--chosen`` each problem of a batch is drawn with the chances that ``frontier`` (``hard: 2, easy: 1``) gives it by
 its true value, as if there were many like each of the 64. There are eight batches. A problem whose rollouts are used up
 begins with them again, so beliefs, which would see them twice, are scored with one rollout per problem only.
+
+With ``--offset X`` each reward is X larger: -0.5 is the case of -1 for wrong and 1 for right rollouts (noise does not
+change with the scale), 0.2 that of 0.2 more for a form that all rollouts have.
 
 - ``error N``: mean squared error of the baseline to the true value at the N-th visit (unbiased: less the true value's
   own noise).
@@ -42,6 +46,7 @@ import torch
 from torch import Tensor
 
 from basis_rl.baselines import BASELINES, Baseline
+from basis_rl.baselines.reward_range import RangedBelief
 from basis_rl.registry import build
 from basis_rl.samplers import Frontier, ValueBelief
 from basis_rl.text import markdown_table
@@ -130,19 +135,21 @@ def make(folder: Path, problems: int, rewards: int, logged: int, path: Path) -> 
 class Data:
     """What ``yardstick.npz`` holds; rollouts are numbered by problem, L of each."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, offset: float = 0.0) -> None:
+        self.offset = offset
         with np.load(path) as file:
             found = {name: torch.from_numpy(file[name]) for name in file.files}
         self.problems, self.all = found["rewards"].shape
         self.logged = len(found["tokens"]) // self.problems
         first, rest = found["rewards"].float().split([self.logged, self.all - self.logged], dim=1)
-        self.rewards = first.flatten()
+        self.rewards = first.flatten() + offset
         self.texts = [row["prompt"] for row in arithmetic.rows(1800)[400 : 400 + self.problems]]
         # A table of reference rollouts, for those that need one; the true value knows nothing of its rollouts.
         table, rest = rest.split([TABLE, rest.shape[1] - TABLE], dim=1)
-        self.table = ValueTable.from_rewards({str(i): row.tolist() for i, row in enumerate(table)})
-        self.values = rest.double().mean(dim=1)
-        self.noise_of_values = float((self.values * (1 - self.values)).mean() / (rest.shape[1] - 1))
+        self.table = ValueTable.from_rewards({str(i): row.tolist() for i, row in enumerate(table + offset)})
+        self.solved = rest.double().mean(dim=1)
+        self.values = self.solved + offset
+        self.noise_of_values = float((self.solved * (1 - self.solved)).mean() / (rest.shape[1] - 1))
         self.mask = found["tokens"] >= 0
         self.signals = {name: found[name].float() for name in ("log_probs", "energies", "gradient_energies")}
         self.gradients = found["gradients"].double()
@@ -167,7 +174,7 @@ class Data:
         """The same with a problem drawn for each place."""
         generator = torch.Generator().manual_seed(seed)
         orders = self.orders(generator).view(self.problems, 2, -1, group)
-        chances = Frontier(hard=2.0, easy=1.0).weights(self.values, torch.zeros_like(self.values))
+        chances = Frontier(hard=2.0, easy=1.0).weights(self.solved, torch.zeros_like(self.solved))
         used = torch.zeros(self.problems, 2, dtype=torch.int64)
         for visit in range(CHOSEN):
             rows = []
@@ -198,6 +205,8 @@ def estimator(text: str, data: Data) -> Baseline:
     if name in ("basis", "a_star_po"):
         given.setdefault("values", data.table)
     built: Baseline = build("baseline", BASELINES, Baseline, name, given)
+    if isinstance(built, RangedBelief):
+        built.range.declare((data.offset, data.offset + 1.0))
     missing = (built.requires | built.learns_from) - {*data.signals, "prompt_texts", "turn_rewards"}
     if missing:
         raise SystemExit(f"{text} reads {', '.join(sorted(missing))}, which the logged rollouts do not have.")
@@ -234,7 +243,7 @@ def score(text: str, group: int, permutations: int, data: Data, chosen: bool = F
     noise = (power - signal) / signal if signal > 0 else float("nan")
     told = {f"error {visit}": float(np.mean(errors[visit])) for visit in VISITS if visit in errors}
     blank = {f"error {visit}": None for visit in VISITS}
-    bins = torch.bucketize(data.values, torch.tensor(RATES[1:-1], dtype=torch.float64), right=True)
+    bins = torch.bucketize(data.solved, torch.tensor(RATES[1:-1], dtype=torch.float64), right=True)
     rates = enumerate(pairwise(RATES))
     mean = {edges: float(powers[bins == i].sum() / counts[bins == i].sum()) for i, edges in rates}
     by_rate = {f"power {low:g} to {high:g}": each for (low, high), each in mean.items()}
@@ -262,12 +271,13 @@ def scores(
 
 
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
-    """Make the data, or score, print and, without ESTIMATOR, save."""
+    """Make the data, or score, print and, without ESTIMATOR and offset, save."""
     parser = study_parser(__doc__, "yardstick")
     parser.add_argument("estimators", nargs="*", metavar="ESTIMATOR")
     parser.add_argument("--group", nargs="+", type=int, default=[1, 2, 4, 8], choices=[1, 2, 4, 8])
     parser.add_argument("--permutations", type=int, default=8)
     parser.add_argument("--chosen", action="store_true", help="draw problems as a sampler does")
+    parser.add_argument("--offset", type=float, default=0.0, help="is added to each reward")
     parser.add_argument("--make", type=Path, metavar="MODEL", help="make the data set with this model")
     for name, default in (("problems", 64), ("rewards", 256), ("logged", 32)):
         parser.add_argument(f"--{name}", type=int, default=default, help=argparse.SUPPRESS)
@@ -279,10 +289,11 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     if options.make:
         make(options.make, options.problems, options.rewards, options.logged, options.data)
     names = options.estimators or list(ROWS)
-    rows = scores(names, options.group, options.permutations, Data(options.data), options.chosen)
+    data = Data(options.data, options.offset)
+    rows = scores(names, options.group, options.permutations, data, options.chosen)
     shown = [[f"{each:.4f}" if isinstance(each, float) else each or "" for each in row.values()] for row in rows]
     print(markdown_table(shown, list(rows[0])))
-    if not options.estimators:
+    if not options.estimators and not options.offset:
         name = "yardstick_chosen" if options.chosen else "yardstick"
         save_table(name, {"permutations": options.permutations}, rows, options.results)
     return rows

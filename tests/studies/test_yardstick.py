@@ -79,6 +79,17 @@ def test_noise_and_error_of_two_answers_are_as_computed(data):
         )
 
 
+def test_an_offset_changes_the_noise_of_no_baseline_as_computed_and_of_no_other(tmp_path):
+    p, gradient, offset = 0.7, 0.7 * 0.3, -0.5
+    np.savez(tmp_path / "data.npz", **answers(p))
+    data, moved = (yardstick.Data(tmp_path / "data.npz", each) for each in (0.0, offset))
+    power = p * ((1 + offset) * (1 - p)) ** 2 + (1 - p) * (offset * p) ** 2
+    noise = yardstick.score("none", 1, 8, moved)["noise"]
+    assert noise == pytest.approx((power - gradient**2) / yardstick.BATCH / gradient**2, rel=0.1)
+    for name in ("true value", "batch_mean", "basis_history", "spo"):
+        assert yardstick.score(name, 1, 1, moved)["noise"] == pytest.approx(yardstick.score(name, 1, 1, data)["noise"])
+
+
 def test_beliefs_learn_and_others_are_refused(data):
     row = yardstick.score('basis_history={"target": "value"}', 1, 2, data)
     # All problems are alike, so that the mean of the batch, which is all that is known at first, is a good guess.
