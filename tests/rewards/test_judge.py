@@ -98,6 +98,18 @@ def test_a_call_that_fails_is_made_again_and_is_then_no_wrong_answer(server):
     assert logged["reward/judge/failed"] == 2 / 20
 
 
+@pytest.mark.parametrize(("waits", "requests"), [("1", 2), ("soon", 1), ("3600", 1)])
+def test_a_limit_of_the_provider_is_waited_for_as_it_says(server, waits, requests):
+    """It is no failed attempt. A time that cannot be read is one, and that of the batch ends every wait."""
+    server.more_headers = {"Retry-After": waits}
+    server.before = lambda number, body: 429 if number == 1 else None
+    began = time.monotonic()
+    scores = judged(server, ["1"], ["1"], batch_timeout=1.0 if waits == "3600" else 60.0, **QUICK)
+    assert scores == [1.0 if waits == "1" else None]
+    assert len(server.requests) == requests
+    assert time.monotonic() - began > (0.0 if waits == "soon" else 1.0)
+
+
 @pytest.mark.parametrize("spoil", ["address", "answers"])
 def test_above_a_share_the_run_ends_with_the_reason(server, spoil):
     rewards = [JudgeReward(server.url, "m", **QUICK), JudgeReward(server.url, "m", max_failed=0.5, **QUICK)]
