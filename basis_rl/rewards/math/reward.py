@@ -109,7 +109,7 @@ class MathVerifyReward(AfterThought, Reward):
         command = [sys.executable, "-P", str(worker), str(timeout)]
         policy = worker_policy(_MEMORY_BYTES, processes=1)
         wall = WALL_CLOCK * (max(timeout, _PLAIN_TIMEOUT) if rules == "plain" else timeout)
-        self._pool = WorkerPool(command, workers, wall, cpu_timeout=timeout, policy=policy)
+        self._pool = WorkerPool(command, workers, wall, policy=policy)
         self._failures = FailureMonitor(name="The grading by Math-Verify")
         self._verdicts = Verdicts()
 

@@ -61,11 +61,11 @@ def test_works_off_the_main_thread(reward):
 
 def test_verdicts_are_remembered(reward):
     grade(reward, r"\boxed{123 + 0}", "123")
-    workers = [worker.pid for worker in reward._pool._workers]
+    workers = [worker.process.pid for worker in reward._pool._workers]
     began = time.process_time()
     assert reward(prompts=[], completions=[r"\boxed{123 + 0}"] * 5000, solution=["123"] * 5000) == [1.0] * 5000
     assert time.process_time() - began < 1.0
-    assert [worker.pid for worker in reward._pool._workers] == workers
+    assert [worker.process.pid for worker in reward._pool._workers] == workers
 
 
 def test_its_pool_goes_with_the_object():
