@@ -185,7 +185,7 @@ class Grader:
             latex.readings.cache_clear()
             with _alarm(self.seconds):
                 self.known[key] = False
-                self.known[key] = grading.grade(*forms, refuse=self.reward.refused) == "right"
+                self.known[key] = grading.grade(*forms) == "right"
         return self.known[key]
 
     def verdict(self, pair: Pair) -> bool:

@@ -182,11 +182,6 @@ class _Converter(_Latex2Sympy):
         return self.mat_mul_flat(left, right) if is_matrix else self.mul_flat(left, right)
 
 
-def letters(text: str) -> list[str]:
-    """The words of a text, and letters that stand alone, without commands."""
-    return re.findall("[a-zA-Z]+", _COMMAND.sub(" ", text))
-
-
 def symbols(expression: Any) -> set[Any]:
     """The free symbols of what was parsed."""
     return set(getattr(expression, "free_symbols", ()))

@@ -17,7 +17,6 @@ from basis_rl.rewards.math.notation import normal_form, text_form
 from basis_rl.rewards.math.places import PLACES, MathAnswerIn, find_answer
 from basis_rl.rewards.math.quick import is_time, quick_verdict, same_parts, same_text
 from basis_rl.rewards.math.reading import hedged, in_terms_of, primes_differ, refused_reading
-from basis_rl.rewards.math.rules import RULES, refused
 from basis_rl.rewards.math.screen import screened
 from basis_rl.rewards.thought import AfterThought, Unfinished
 from basis_rl.rewards.workers.calls import WALL_CLOCK, check_limits, worker_policy
@@ -26,11 +25,13 @@ from basis_rl.rewards.workers.pool import Outcome, WorkerPool
 from basis_rl.sandbox.run import fair_share
 
 Rules = Literal["full", "plain"]
+# Raised with every change of what counts as right, so that two gradings are never mixed.
+RULES = 9
 _MEMORY_BYTES = 4 << 30
 # Seconds, at least, from which the limit by the clock follows where Math-Verify has its own limits for each step.
 _PLAIN_TIMEOUT = 5.0
-# Why an answer that was graded is wrong. Math-Verify finds it equal in the first two, and was not asked in the third.
-REJECTED = ("unsound", "quirk", "refused", "unread", "unequal", "prose")
+# Why an answer that was graded is wrong. Math-Verify finds it equal in the first, and was not asked in the second.
+REJECTED = ("unsound", "refused", "unread", "unequal", "prose")
 # Verdicts. Of those on several golds, one of which is enough, the first here is that on the rollout.
 KINDS = ("right", "failed", "late", "misread", "timeout", "screened", *REJECTED, "no_gold")
 # What is noted of a gold by the verdicts on it as an answer, the first that fits.
@@ -61,8 +62,6 @@ class MathVerifyReward(AfterThought, Reward):
         timeout: seconds of CPU time for one answer; an answer that takes more is wrong.
         batch_timeout: seconds by the clock for the rollouts of one call. What is not graded by then is not scored, and
             is graded when it comes again. None: no limit. `check_golds` and `equivalent` have none.
-        allow: those of `basis_rl.rewards.math.rules.QUIRKS` on which a right verdict may rest. None:
-            `basis_rl.rewards.math.rules.DEFAULT_QUIRKS`.
         rules: ``full``; or ``plain``: ``math_verify.verify(parse(gold in a box), parse(rollout))`` and nothing else,
             with Math-Verify's own time limits.
         answer_in: ``box``; ``tag``, ``hashes``, ``last_line``, ``last_number`` (`take_answer`); ``anywhere``: in a box,
@@ -87,7 +86,6 @@ class MathVerifyReward(AfterThought, Reward):
         self,
         num_workers: int | None = None,
         timeout: float = 5.0,
-        allow: Collection[str] | None = None,
         batch_timeout: float | None = 300.0,
         rules: Rules = "full",
         answer_in: MathAnswerIn | None = None,
@@ -96,13 +94,12 @@ class MathVerifyReward(AfterThought, Reward):
     ) -> None:
         workers = fair_share() if num_workers is None else num_workers
         check_limits("math_verify", workers, timeout, _MEMORY_BYTES, batch_timeout)
-        _check_rules(rules, answer_in, allow)
+        _check_rules(rules, answer_in)
         self.batch_timeout = batch_timeout
         self.rules = rules
         self.answer_in = answer_in
         after_think = False if rules == "plain" and after_think is None else after_think
         self._set_thought("math_verify", after_think, unfinished)
-        self.refused = refused([allow] if isinstance(allow, str) else allow)
         self._asks_for_box = True
         worker = Path(__file__).with_name("worker.py")
         # -P: the folder of the script stays off the path, where its files could shadow other modules
@@ -138,7 +135,6 @@ class MathVerifyReward(AfterThought, Reward):
         """What counts as right."""
         package = f"math-verify {version('math-verify')}"
         parts = [package, "plain" if self.rules == "plain" else f"rules {RULES}"]
-        parts += [f"without {', '.join(self.refused)}"] if self.refused else []
         parts += [f"answer in {self.place}"] if self.place != "box" and self.rules == "full" else []
         return self._with_thought(", ".join(parts))
 
@@ -273,8 +269,7 @@ class MathVerifyReward(AfterThought, Reward):
             graded.update({pair: "misread" for pair, v in graded.items() if v == "right" and is_time(pair[0])})
         graded.update(self._verdicts.find(pair for pair in quick if pair not in graded))
         new = [pair for pair in quick if pair not in graded]
-        options = {"refuse": list(self.refused), "check": check}
-        tasks = [{"gold": gold, "answer": answer, **options} for gold, answer in new]
+        tasks = [{"gold": gold, "answer": answer, "check": check} for gold, answer in new]
         outcomes = self._pool.run(tasks, seconds=seconds)
         fresh = {pair: _verdict(outcome) for pair, outcome in zip(new, outcomes, strict=True)}
         # What failed is not the answer's doing, and may go well the next time.
@@ -291,8 +286,6 @@ class MathVerifyReward(AfterThought, Reward):
             return "refused: colon"
         if right is None:
             right = quick_verdict(gold, answer)
-            if right and "case" in self.refused and not quick_verdict(gold, answer, any_case=False):
-                return "quirk: case"
         if right is not None:
             return "right" if right else "unequal"
         if refused_reading(gold):
@@ -301,13 +294,12 @@ class MathVerifyReward(AfterThought, Reward):
         return f"refused: {reason}" if reason else None
 
 
-def _check_rules(rules: str, answer_in: str | None, allow: Collection[str] | None) -> None:
+def _check_rules(rules: str, answer_in: str | None) -> None:
     """Raises ValueError for unknown rules or an unknown place, or what ``plain`` leaves no choice about."""
     check_choice("math_verify", "rules", rules, Rules)
     check_choice("math_verify", "answer_in", "box" if answer_in is None else answer_in, MathAnswerIn)
-    if rules == "plain" and (allow is not None or answer_in not in (None, "anywhere", "auto")):
-        given = "allow" if allow is not None else f"answer_in: {answer_in}"
-        raise ValueError(f"math_verify: rules: plain is Math-Verify as it is. Leave {given} out, or take rules: full.")
+    if rules == "plain" and answer_in not in (None, "anywhere", "auto"):
+        raise ValueError(f"math_verify: rules: plain reads the whole rollout. Leave answer_in: {answer_in} out.")
 
 
 def _verdict(outcome: Outcome) -> Verdict:

@@ -8,7 +8,7 @@ import pytest
 
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.math.places import find_answer
-from basis_rl.rewards.math.rules import RULES
+from basis_rl.rewards.math.reward import RULES
 from tests.rewards.growth import grows_linearly
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
@@ -141,7 +141,7 @@ def test_from_python_one_warning(made, caplog):
 def test_settings_are_part_of_the_version(made):
     assert f"rules {RULES}" in made().version
     settings = [
-        {}, {"rules": "plain"}, {"rules": "plain", "after_think": True}, {"after_think": True}, {"allow": []},
+        {}, {"rules": "plain"}, {"rules": "plain", "after_think": True}, {"after_think": True},
         *({"answer_in": where} for where in ("tag", "hashes", "last_line", "last_number", "anywhere")),
     ]  # fmt: skip
     assert len({made(**given).version for given in settings}) == len(settings)
@@ -151,7 +151,6 @@ def test_settings_are_part_of_the_version(made):
 WRONG = (
     {"rules": "strict"},
     {"answer_in": "whole"},
-    {"rules": "plain", "allow": []},
     {"rules": "plain", "answer_in": "tag"},
 )
 
