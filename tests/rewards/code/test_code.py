@@ -166,10 +166,10 @@ SOLVED = "a, b = map(int, input().split())\nprint(a + b)"
 @pytest.mark.parametrize("text", [
     f"```python\n{SOLVED}\n```\nIts output:\n```\n3\n```\n",
     f"```\n{SOLVED}\n```\nIts output:\n```\n3\n```\nor\n```\nyes it is\n```\n",
-    f"As follows:```python title=\"a.py\"\n{SOLVED}```\nIts output:\n```\n3\n```\n",
+    f"As follows:```python title=\"a.py\"\n{SOLVED}\n```\nIts output:\n```\n3\n```\n",
     f"1. So:\n   ~~~py\n   {SOLVED.replace(chr(10), chr(10) + '   ')}\n   ~~~\n",
     f"```python\n# ends in ```\n{SOLVED}\n```\n",
-], ids=["output behind", "bare output behind", "glued", "indented", "fence in a comment"])  # fmt: skip
+], ids=["output behind", "bare output behind", "text before", "indented", "fence in a comment"])  # fmt: skip
 def test_the_program_is_found_among_other_blocks(reward, text):
     assert reward([], [text], solution=[ADD_IO]) == [1.0]
 
