@@ -12,7 +12,7 @@ from basis_rl.rewards.registry import REWARDS, build_reward
 from basis_rl.values.provenance import reward_identity
 from tests.support.fake_judge import JudgeServer, equal
 
-PROMISES = ["name", "version", "golds", "signature", "result", "same_twice", "arguments", "order", "other_rows",
+PROMISES = ["name", "version", "golds", "signature", "result", "same_twice", "arguments", "other_rows",
             "conversations", "strange", "columns", "close"]  # fmt: skip
 MINE = "tests.rewards.user_functions"
 ADD = {"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}
@@ -144,7 +144,7 @@ BROKEN = {
     "ends the process": (lambda completions, **kwargs: sys.exit("no"), "result: it raises SystemExit: no"),
     "a state": (ByHistory, "same_twice: it scores the same rows otherwise the second time"),
     "writes into its arguments": (emptying, "arguments: it writes into its arguments: completions"),
-    "by position": (positional, "order: it scores rows by their position"),
+    "by position": (positional, "other_rows: it scores a row otherwise"),
     "by the batch": (by_batch, "other_rows: it scores a row otherwise when other rows are there"),
     "texts only": (lambda completions, **kwargs: [float(len(text)) for text in completions], "conversations: it"),
     "messages only": (lambda completions, **kwargs: [text[0]["content"] and 1.0 for text in completions], "result: it"),
@@ -166,8 +166,7 @@ COLUMNS = {"completions": ["So", "it is 22", "333", "", "55555", "666666"], "sol
 def test_each_broken_promise_is_told_by_its_name(kind):
     make, message = BROKEN[kind]
     rows = COLUMNS if kind == "a column unknown" else None
-    number = 2 if kind == "by position" else 1  # what depends on the position depends on the other rows
-    with pytest.raises(RewardError, match=f"(?s)breaks {number} of the promises of a reward:\n- {message}") as error:
+    with pytest.raises(RewardError, match=f"(?s)breaks 1 of the promises of a reward:\n- {message}") as error:
         check_reward(make, rows)
     assert "Traceback" not in str(error.value)
 
