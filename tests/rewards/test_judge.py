@@ -153,16 +153,6 @@ def test_a_judge_that_stalls_takes_the_time_that_it_is_granted_and_the_wait_is_s
     assert "1 of 4 questions to m at http://127" in caplog.text
 
 
-@pytest.mark.parametrize("begins", [b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "])
-def test_an_answer_that_trickles_is_over_at_the_time_limit(begins):
-    """The limit of a socket is one between two pieces."""
-    with dripping(begins) as url:
-        reward = JudgeReward(f"{url}/v1", "m", timeout=0.5, **QUICK)
-        began = time.monotonic()
-        assert reward(prompts=["p"], completions=["1"], solution=["1"]) == [None]
-        assert time.monotonic() - began < 60.0
-
-
 def test_a_judge_that_redirects_is_not_followed_and_its_texts_are_harmless(server):
     for head, why in (
         (f"HTTP/1.1 302 Go\r\nLocation: {server.url}\r\nContent-Length: 0\r\n\r\n", f"a redirect to {server.url}"),
@@ -180,10 +170,8 @@ def test_a_judge_that_redirects_is_not_followed_and_its_texts_are_harmless(serve
 LIES = {
     "no mapping": lambda content: [content],
     "no choices": lambda content: {"choices": []},
-    "a text": lambda content: "<html>Score: 1</html>",
     "nothing": lambda content: None,
     "no content": lambda content: {"choices": [{"message": {"content": None}, "finish_reason": "stop"}]},
-    "a number": lambda content: {"choices": [{"message": {"content": 1}, "finish_reason": "stop"}]},
     "cut off": lambda content: {"choices": [{**content["choices"][0], "finish_reason": "length"}]},
     "deep": lambda content: json.loads("[" * 400 + "]" * 400),
 }
@@ -343,16 +331,12 @@ def test_an_address_that_is_not_there_is_told_before_a_model_is_loaded(server):
         ({"api_key": KEY}, "no parameter 'api_key'. Did you mean 'api_key_env'"),
         ({"rubric": "Is it good?"}, "must have a place {answer} or {completion}"),
         ({"rubric": r"Is \boxed{2x} in {answer}?"}, "'{2x}' is not the name of a column. Double the braces"),
-        ({"rubric": "{answer} {"}, "Double the braces"),
-        ({"rubric": "{answer.text}"}, "is not the name of a column"),
         ({"rubric": "{answer!r}"}, "is not the name of a column"),
         ({"scale": (1, 1)}, "scale must be the least and the largest"),
         ({"behind": "overlong"}, "behind must be a reward that reads an answer"),
         ({"behind": {"exact": {}, "choice": {}}}, "behind must be one reward"),
         ({"behind": "exakt"}, "Did you mean 'exact'"),
         ({"concurrency": 0}, "concurrency > 0"),
-        ({"batch_timeout": 0}, "batch_timeout > 0"),
-        ({"max_retries": -1}, "max_retries >= 0"),
         ({"max_failed": 10}, "max_failed <= 1"),
     ],
 )  # fmt: skip

@@ -74,13 +74,6 @@ def _in_the_golds_unit(gold: str, answer: str) -> Iterator[tuple[bool, Any]]:
         yield False, found
 
 
-def misread(gold: str) -> bool:
-    """Whether Math-Verify's own reading of a gold lacks what the gold says, so that it is read otherwise here."""
-    read = parse(rf"\boxed{{{gold}}}", parsing_timeout=None)
-    first = next((value for value in read if not isinstance(value, str)), None)
-    return first is not None and first != _gold_reading(gold)
-
-
 def plain_verdict(gold: str, text: str) -> bool | None:
     """Math-Verify's own verdict on a rollout, with its own time limits; None if it finds nothing in the gold."""
     expected = parse(rf"\boxed{{{gold}}}")

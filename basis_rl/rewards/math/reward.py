@@ -15,7 +15,7 @@ from basis_rl.rewards.extract import completion_text, is_sentence, last_boxed
 from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
 from basis_rl.rewards.math.notation import normal_form, text_form
 from basis_rl.rewards.math.places import PLACES, MathAnswerIn, find_answer
-from basis_rl.rewards.math.quick import is_time, quick_verdict, same_parts, same_text
+from basis_rl.rewards.math.quick import quick_verdict, same_parts, same_text
 from basis_rl.rewards.math.reading import hedged, in_terms_of, primes_differ, refused_reading
 from basis_rl.rewards.math.screen import screened
 from basis_rl.rewards.thought import AfterThought, Unfinished
@@ -33,9 +33,7 @@ _PLAIN_TIMEOUT = 5.0
 # Why an answer that was graded is wrong. Math-Verify finds it equal in the first, and was not asked in the second.
 REJECTED = ("unsound", "refused", "unread", "unequal", "prose")
 # Verdicts. Of those on several golds, one of which is enough, the first here is that on the rollout.
-KINDS = ("right", "failed", "late", "misread", "timeout", "screened", *REJECTED, "no_gold")
-# What is noted of a gold by the verdicts on it as an answer, the first that fits.
-_NOTES = {"prose": REJECTED, "misread": ("misread",), "": ("right", "failed")}
+KINDS = ("right", "failed", "late", "timeout", "screened", *REJECTED, "no_gold")
 _METRICS = {"screened": "screened", "timeout": "timeout", "infrastructure": "failed", "over_budget": "late"}
 _METRICS |= {f"rejected/{kind}": kind for kind in REJECTED}
 # If so many golds are sentences without exception, this is not the reward for them.
@@ -188,35 +186,22 @@ class MathVerifyReward(AfterThought, Reward):
     def check_golds(self, solution: Column) -> list[int]:
         """Indices of the golds to which no answer could be right: there is nothing in them, or grading them hangs.
 
-        Of a list of golds none does. Those whose grading failed are not among them. What else is wrong with golds is
-        logged (`gold_notes`). From 8 golds on, if every one is a sentence, all are returned: they need another reward.
+        Of a list of golds none does. Those whose grading failed are not among them. Golds that are no formulas are
+        logged. From 8 golds on, if every one is a sentence, all are returned: they need another reward.
         """
-        if len(solution) >= _MANY and all(is_sentence(gold) for cell in solution for gold in gold_answers(cell)):
-            return list(range(len(solution)))
-        found = self._grade_golds(solution)
-        notes = [(i, note) for i, note in enumerate(found) if note]
-        if notes:
-            shown = "; ".join(f"{str(solution[i])[:80]!r} ({note})" for i, note in notes[:5])
-            _log.warning("%d of %d golds may not say what they mean: %s.", len(notes), len(found), shown)
-        return [i for i, note in enumerate(found) if note is None]
-
-    def gold_notes(self, solution: Column) -> dict[int, str]:
-        """Golds that are graded otherwise than a reader may expect, by their index: why.
-
-        ``prose``: no formula; only its own text is right. ``misread``: Math-Verify alone takes it for something that
-        lacks its numbers or symbols (``2x^2 + 3y^2 = d`` for 3, d being a unit); here it is graded as what it says.
-        """
-        return {i: note for i, note in enumerate(self._grade_golds(solution)) if note}
-
-    def _grade_golds(self, solution: Column) -> list[str | None]:
-        """For each cell a key of `_NOTES`; None if no answer could be right."""
         golds = [gold_answers(cell) for cell in solution]
+        if len(golds) >= _MANY and all(is_sentence(gold) for row in golds for gold in row):
+            return list(range(len(golds)))
         pairs = {gold: (gold, self._written(gold)) for row in golds for gold in row}
         graded = self._grade(list(pairs.values()), check=True)
         verdicts = [["no_gold" if _is_missing(gold) else graded[pairs[gold]] for gold in row] for row in golds]
         self._record(list(map(_overall, verdicts)))
         kinds = [set(map(_kind, row)) for row in verdicts]
-        return [next((note for note, of in _NOTES.items() if not row.isdisjoint(of)), None) for row in kinds]
+        if prose := [i for i, row in enumerate(kinds) if not row.isdisjoint(REJECTED)]:
+            shown = "; ".join(repr(str(solution[i])[:80]) for i in prose[:5])
+            message = "%d of %d golds are no formulas, so that only their own text is right: %s."
+            _log.warning(message, len(prose), len(kinds), shown)
+        return [i for i, row in enumerate(kinds) if row.isdisjoint(("right", "failed", *REJECTED))]
 
     def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Whether the two answers of each pair, contents of boxes, are the same one, by the rules of the grading."""
@@ -264,9 +249,6 @@ class MathVerifyReward(AfterThought, Reward):
         """Verdicts of pairs of normal forms."""
         quick = {pair: self._without_worker(pair, check) for pair in pairs}
         graded = {pair: verdict for pair, verdict in quick.items() if verdict is not None}
-        if check:
-            # To Math-Verify a time of day is a ratio.
-            graded.update({pair: "misread" for pair, v in graded.items() if v == "right" and is_time(pair[0])})
         graded.update(self._verdicts.find(pair for pair in quick if pair not in graded))
         new = [pair for pair in quick if pair not in graded]
         tasks = [{"gold": gold, "answer": answer, "check": check} for gold, answer in new]
@@ -307,7 +289,7 @@ def _verdict(outcome: Outcome) -> Verdict:
         return "failed" if outcome.failed else "timeout" if outcome.status == "timeout" else "late"
     # If grading fails, also because memory ran out, the answer is wrong.
     verdict: Verdict = outcome.value.get("verdict", "unread: error")
-    return "misread" if verdict == "right" and outcome.value.get("misread") else verdict
+    return verdict
 
 
 def _pairs(solution: Column, answers: Sequence[str | None]) -> list[list[Pair]]:

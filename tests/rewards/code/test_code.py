@@ -297,13 +297,6 @@ def test_numpy_may_ask_a_result_for_anything_and_tests_may_not():
 
 
 @needs_sandbox
-def test_programs_that_need_most_of_the_time_of_a_batch_are_scored():
-    reward = CodeReward(num_workers=1, timeout=3, batch_timeout=10.0)
-    slow = [fenced(f"import time\ntime.sleep(1.5)\n{SOLVED}\n# {i}") for i in range(4)]
-    assert reward([], slow, solution=[{"inputs": ["1 2"], "outputs": ["3"]}] * 4) == [1.0] * 4
-
-
-@needs_sandbox
 def test_numpy_is_there_and_no_other_package():
     reward = CodeReward(num_workers=1)
     asserts = ["assert mean([1, 2, 4]) == 7 / 3"]

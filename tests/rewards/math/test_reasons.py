@@ -144,30 +144,10 @@ def test_of_several_golds_the_one_that_says_most(golds, answer, verdict, reward)
     assert verdicts(reward, [(golds, answer)])[0] == verdicts(reward, [(golds[::-1], answer)])[0] == [verdict]
 
 
-def test_of_several_golds_prose_is_noted_before_what_is_misread(reward):
-    assert reward.gold_notes(["6m", ["6m", "1 2 3"], ["7", "6m"]]) == {0: "misread", 1: "prose", 2: "misread"}
-
-
-def test_a_grading_that_raises_is_a_reason_too(monkeypatch):
-    reward = MathVerifyReward(num_workers=1)
-    monkeypatch.setattr(reward, "_pool", type("Pool", (), {"run": lambda self, tasks, **given: self.outcomes})())
-    for outcome, verdict, score in (
-        (Outcome("ok", {"error": "MemoryError"}), "unread: error", 0.0),
-        (Outcome("timeout", {}), "timeout", 0.0),
-        (Outcome("crashed", {}), "failed", None),
-        (Outcome("over_budget", {}), "late", None),
-    ):
-        reward._pool.outcomes = [outcome]
-        reward._verdicts = type(reward._verdicts)()
-        found, scores, _ = verdicts(reward, [("x+1", "y+1")])
-        assert (found, scores) == ([verdict], [score])
-        assert verdict.partition(":")[0] in KINDS
-
-
 def test_the_docs_have_every_reason():
     section = DOCS.read_text().partition("## Why an answer was wrong")[2].partition("\n## ")[0]
     named = {word for name in re.findall("`([^`]+)`", section) for word in name.split(": ")}
-    assert {*KINDS, *(word for kind in DETAILS.values() for word in kind)} - {"misread", "right"} <= named
+    assert {*KINDS, *(word for kind in DETAILS.values() for word in kind)} - {"right"} <= named
 
 
 def test_the_answer_that_was_read_is_told(reward):

@@ -88,12 +88,6 @@ def test_whose_failure_counts(broken, monkeypatch):
     assert broken([], [r"\boxed{x_2}"], ["y"]) == [0.0]
 
 
-def test_a_failed_grading_is_tried_anew_the_next_time(broken, monkeypatch):
-    assert broken([], [r"\boxed{x_9}"], ["y"]) == [None]
-    monkeypatch.setattr(broken._pool, "run", lambda tasks, **given: [Outcome("ok", {"verdict": "right"})] * len(tasks))
-    assert broken([], [r"\boxed{x_9}"], ["y"]) == [1.0]
-
-
 def test_what_is_over_the_budget_of_its_batch_is_not_scored_counted_and_said_and_ends_no_run(
     broken, monkeypatch, caplog
 ):
