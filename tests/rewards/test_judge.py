@@ -112,26 +112,21 @@ def test_a_limit_of_the_provider_is_waited_for_as_it_says(server, waits, request
 
 @pytest.mark.parametrize("spoil", ["address", "answers"])
 def test_above_a_share_the_run_ends_with_the_reason(server, spoil):
-    rewards = [JudgeReward(server.url, "m", **QUICK), JudgeReward(server.url, "m", max_failed=0.5, **QUICK)]
+    reward = JudgeReward(server.url, "m", **QUICK)
     texts = [str(n) for n in range(100)]
-    for reward in rewards:
-        assert reward(prompts=texts, completions=texts, solution=texts) == [1.0] * 100
+    assert reward(prompts=texts, completions=texts, solution=texts) == [1.0] * 100
     if spoil == "address":
         server.before = lambda number, body: 503
     else:
         server.says = lambda question: "It is fine."
     few = {"prompts": ["p"] * 5, "solution": ["1"] * 5}
     completions = [[f"{n} {row}" for row in range(5)] for n in range(3)]
+    for each in completions[:2]:
+        assert reward(completions=each, **few) == [None] * 5
     why = "failed: HTTP 503" if spoil == "address" else "unreadable: 'It is fine.'"
-    for reward in rewards:
-        for each in completions[:2]:
-            assert reward(completions=each, **few) == [None] * 5
-    assert rewards[1](completions=completions[2], **few) == [None] * 5
-    message = (
-        rf"The judge m at http://127.* could not score 15 of the last 115 rollouts, more than 10%.*{why}.*max_failed"
-    )
+    message = rf"The judge m at .* could not score 15 of the last 115 rollouts, more than 10%.*{why}.*max_failed"
     with pytest.raises(RewardInfrastructureError, match=message):
-        rewards[0](completions=completions[2], **few)
+        reward(completions=completions[2], **few)
 
 
 def test_a_judge_that_stalls_takes_the_time_that_it_is_granted_and_the_wait_is_said(server, monkeypatch, caplog):

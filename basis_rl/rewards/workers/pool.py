@@ -213,14 +213,10 @@ class _Batch:
         busy = [worker for worker in self.pool._workers if worker.task is not None or not worker.ready]
         with selectors.DefaultSelector() as selector:
             for worker in busy:
-                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outbox else 0)
-                selector.register(worker.fd, events, worker)
+                selector.register(worker.fd, selectors.EVENT_READ, worker)
             until = min([self.deadline, self.heard + self.silence, *(worker.deadline for worker in busy)])
-            for key, events in selector.select(max(0.0, until - time.monotonic())):
-                if events & selectors.EVENT_WRITE:
-                    key.data.write()
-                if events & selectors.EVENT_READ:
-                    self._receive(key.data)
+            for key, _ in selector.select(max(0.0, until - time.monotonic())):
+                self._receive(key.data)
         for worker in busy:
             if worker in self.pool._workers and time.monotonic() > worker.deadline:
                 self._ends(worker, expired=True)

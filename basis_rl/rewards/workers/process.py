@@ -22,7 +22,7 @@ _FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 # Bytes: a worker that sends more breaks the protocol, and could fill the trainer's memory.
 _LONGEST_ANSWER = 1 << 22
-# Seconds for a process to exit after it was asked to.
+# Seconds for a process to exit after it was asked to, or to read a task.
 PATIENCE = 5.0
 
 
@@ -51,8 +51,6 @@ class Worker:
         self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         self._socket, theirs = socket.socketpair()
         try:
-            # Non-blocking: a worker that does not read must not block the trainer's write.
-            self._socket.setblocking(False)
             command, env = self._shut_in(command)
             self.process = subprocess.Popen(
                 command,
@@ -70,7 +68,6 @@ class Worker:
             theirs.close()
         self.fd = self._socket.fileno()
         self.buffer = b""
-        self.outbox = b""
         self.ended = False
         self.ready = False
         # The number of the task that it is working on.
@@ -91,25 +88,16 @@ class Worker:
         self.task = number
         self.tasks += 1
         self.deadline = time.monotonic() + timeout
-        self.outbox = json.dumps(task).encode() + b"\n"
-        self.write()
-
-    def write(self) -> None:
-        """Send as much of the tasks as the pipe takes."""
-        try:
-            self.outbox = self.outbox[self._socket.send(self.outbox) :]
-        except BlockingIOError:
-            pass
-        except (BrokenPipeError, ConnectionResetError):
-            # A dead worker is seen as end of file on its output.
-            self.outbox = b""
+        # One that is dead, or does not read, is noticed by its output or at its deadline.
+        self._socket.settimeout(PATIENCE)
+        with contextlib.suppress(OSError):
+            self._socket.sendall(json.dumps(task).encode() + b"\n")
 
     def read(self) -> dict[str, Any] | Literal["lost"] | None:
-        """The answer; None if it is not complete yet; ``"lost"`` if the process is gone or breaks the protocol."""
+        """The answer, once there is something to read; None if it is not complete yet; ``"lost"`` if the process is gone
+        or breaks the protocol."""
         try:
             chunk = self._socket.recv(1 << 16)
-        except BlockingIOError:
-            return None
         except ConnectionError:
             chunk = b""
         self.ended = not chunk
@@ -137,7 +125,6 @@ class Worker:
         self.task = None
         assert done is not None
         self.deadline = float("inf")
-        self.outbox = b""
         return done
 
     def ask_to_end(self) -> None:

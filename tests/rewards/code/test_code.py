@@ -301,14 +301,12 @@ def test_numpy_is_there_and_no_other_package():
     reward = CodeReward(num_workers=1)
     asserts = ["assert mean([1, 2, 4]) == 7 / 3"]
     array = ["assert mean([1, 2, 4]) == [1, 2, 4]"]
-    tests_use_it = ["import numpy as np\nassert np.allclose(mean([1, 2]), [1, 2])"]
     call = {"fn_name": "mean", "inputs": [[[1, 2, 4]]], "outputs": [7]}
     program = "import numpy as np\nprint(np.array(input().split(), dtype=int).sum())"
     rows = [
         (program, ADD_IO, 1.0),
         ("import numpy as np\ndef mean(x): return np.mean(x)", asserts, 1.0),
         ("import numpy as np\ndef mean(x): return np.array(x)", array, 1.0),
-        ("import numpy as np\ndef mean(x): return np.array(x)", tests_use_it, 1.0),
         ("import numpy as np\ndef mean(x): return np.sum(x)", call, 1.0),
         ("import numpy as np\ndef mean(x): return np.array(x, dtype=object) if x else object()", asserts, 0.0),
         ("import pytest\n" + program, ADD_IO, 0.0),

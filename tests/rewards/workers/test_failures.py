@@ -39,16 +39,6 @@ def test_against_a_plain_loop(monkeypatch):
             assert raises(monitor, size - failed, failed) == (failed > 0 and bad > limit * max(n, minimum))
 
 
-def test_old_failures_are_forgotten_and_a_good_batch_never_raises(monkeypatch):
-    assert [raises(FailureMonitor("x"), *counts) for counts in ((9, 1), (0, 5), (0, 6))] == [0, 0, 1]
-    limits(monkeypatch, 0.05, 100, 50)
-    monitor = FailureMonitor("x")
-    assert raises(monitor, 90, 10)
-    assert not raises(monitor, 10, 0)
-    assert not raises(monitor, 100, 0)
-    assert not raises(monitor, 99, 1)
-
-
 @pytest.fixture
 def broken(monkeypatch):
     """A reward whose pool fails at every answer with a 9, and finds the others right."""

@@ -35,8 +35,6 @@ def burn(seconds):
         pass
 
 def answer(task):
-    if "affinity" in task:
-        os.sched_setaffinity(0, {{task["affinity"]}})
     burn(task.get("burn", 0))
     time.sleep(task.get("sleep", 0))
     if "signal" in task:
@@ -80,9 +78,11 @@ def end(pid, number=signal.SIGKILL):
 
 
 def processes(worker):
-    """The launcher of a worker's sandbox, and those within, the worker last."""
-    launcher = psutil.Process(worker.process.pid)
-    return [each.pid for each in (launcher, *launcher.children(recursive=True))]
+    """The launcher of a worker's sandbox, and those within, the worker last; none if it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        launcher = psutil.Process(worker.process.pid)
+        return [each.pid for each in (launcher, *launcher.children(recursive=True))]
+    return []
 
 
 def parent(pid):
@@ -149,25 +149,11 @@ def test_what_keeps_a_worker_from_starting_is_told_by_the_first_batch():
         workers.run([{}])
 
 
-@pytest.fixture
-def busy_processor():
-    """Three processes that compute on the first processor, for ever."""
-    first = min(os.sched_getaffinity(0))
-    code = f"import os\nos.sched_setaffinity(0, {{{first}}})\nprint(flush=True)\nwhile True: pass"
-    hogs = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(3)]
-    for hog in hogs:
-        hog.stdout.readline()
-    yield first
-    for hog in hogs:
-        hog.kill()
-        hog.wait()
-        hog.stdout.close()
-
-
 @pytest.mark.parametrize("shut_in", [True, False], ids=["sandbox", "no sandbox"])
-def test_a_task_that_computes_too_long_is_its_own_fault(shut_in):
-    outcomes = make(timeout=60.0, cpu_timeout=0.5, shut_in=shut_in).run([{"burn": 100}, {"n": 1}])
-    assert statuses(outcomes) == ["timeout", "ok"]
+def test_a_task_that_computes_too_long_is_its_own_fault_and_time_by_the_clock_is_not(shut_in):
+    tasks = [{"burn": 100}, {"n": 1}, {"burn": 0.2, "sleep": 0.6}]
+    outcomes = make(timeout=60.0, cpu_timeout=0.5, shut_in=shut_in).run(tasks)
+    assert statuses(outcomes) == ["timeout", "ok", "ok"]
     assert not any(outcome.failed for outcome in outcomes)
 
 
@@ -181,15 +167,6 @@ def test_what_only_the_clock_ends_waited_for_something_or_met_a_busy_machine(shu
     assert statuses(outcomes) == [status, "ok"]
     assert outcomes[0].failed is shut_in
     assert sorted(dispatched) == ([0, 0, 1] if shut_in else [0, 1])
-
-
-def test_a_task_has_its_cpu_time_however_loaded_the_machine_is(busy_processor):
-    workers = make(size=1, timeout=60.0, cpu_timeout=0.6)
-    workers.run([{"n": 0}])
-    began = time.monotonic()
-    assert workers.run([{"burn": 0.4, "affinity": busy_processor}])[0].status == "ok"
-    assert time.monotonic() - began > 0.6  # it was longer under way than its limit says
-    assert workers.run([{"burn": 2.0}])[0].status == "timeout"
 
 
 COUNTING = """
@@ -230,8 +207,9 @@ def kill_at_random(workers, over, hits, most, seed=0):
     while sum(hits.values()) < most and not over.wait(choice.uniform(0.02, 0.2)):
         ready = [worker for worker in list(workers._workers) if worker.ready and hits[worker.task] < 3]
         for worker in choice.sample(ready, k=min(1, len(ready))):
-            hits[worker.task] += 1
-            end(choice.choice(processes(worker)))
+            for pid in choice.sample(alive := processes(worker), k=min(1, len(alive))):
+                hits[worker.task] += 1
+                end(pid)
 
 
 def test_workers_killed_at_random_change_no_answer():
@@ -375,14 +353,9 @@ def test_workers_need_no_namespaces(files, monkeypatch):
     given = Isolation(["rlimits", "no_new_privs", files, "seccomp"])
     monkeypatch.setattr("basis_rl.sandbox.policy.isolation", lambda: given)
     workers = make(cpu_timeout=0.5)
-    names = {"signal": "os.kill(os.getppid(), 0)", "fork": "os.fork()",
-             "thread": "threading.Thread(target=print).start()", "memory": "open(f'/proc/{os.getppid()}/mem')",
-             "environ": "open(f'/proc/{os.getppid()}/environ').read()",
-             "spawn": "os.posix_spawn('/bin/true', ['x'], {})"}  # fmt: skip
-    outcomes = workers.run([{"burn": 100}, {"n": 1}, {"code": "os._exit(3)"}, *({"code": c} for c in names.values())])
-    assert statuses(outcomes) == ["timeout", "ok", "crashed", *["ok"] * len(names)]
-    refused = {name: outcome.value.get("error") for name, outcome in zip(names, outcomes[3:], strict=True)}
-    assert all(refused.values()), refused
+    outcomes = workers.run([{"burn": 100}, {"n": 1}, {"code": "os._exit(3)"}, {"code": "os.fork()"}])
+    assert statuses(outcomes) == ["timeout", "ok", "crashed", "ok"]
+    assert "BlockingIOError" in outcomes[3].value["error"]
     workers.run([{"n": 0}, {"n": 1}])
     launcher, *_, inside = processes(next(worker for worker in workers._workers if worker.ready))
     end(launcher)
