@@ -62,7 +62,7 @@ _pools: list[Any] = []
 
 def _graders(make: Any, script: list[str], options: dict[str, Any]) -> Any:
     if not _pools:
-        _pools.append(make([sys.executable, *script, "3.0"], 2, 30.0, **{**options, "cpu_timeout": 3.0}))
+        _pools.append(make([sys.executable, *script, "3.0"], 2, 30.0, **options))
         _pools[0].close = lambda: None
     return _pools[0]
 

@@ -10,11 +10,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import requests
+from urllib3.exceptions import InvalidHeader
+from urllib3.util import Retry
 
 from basis_rl.rewards.variables import variables, without_values
 from basis_rl.run.http import BoundedSession
@@ -37,6 +40,14 @@ class NoAnswer(str):
 
 class _Refused(OSError):
     """Another attempt would be refused too."""
+
+
+class _Limited(OSError):
+    """Another attempt may be made after so many seconds, as the header Retry-After says."""
+
+    def __init__(self, why: str, seconds: float) -> None:
+        super().__init__(why)
+        self.seconds = seconds
 
 
 @dataclass
@@ -111,18 +122,27 @@ class ChatModel:
 
     def _ask(self, question: str, ended: threading.Event) -> str:
         why = ""
-        for attempt in range(self.max_retries + 1):
-            # Attempts that failed together are not made together again.
-            if attempt and ended.wait(random.uniform(0.5, 1.0) * min(2 ** (attempt - 1), _LONGEST_PAUSE)):
-                break
+        failed = 0
+        pause = 0.0
+        while failed <= self.max_retries and not ended.wait(pause):
             try:
                 with self._free:
                     return self._attempt(question)
             except _FAILURES as error:
-                sent = isinstance(error, OSError)
-                why = str(error) if sent else f"no chat completion ({type(error).__name__}: {error})"
+                why = (
+                    str(error)
+                    if isinstance(error, OSError)
+                    else f"no chat completion ({type(error).__name__}: {error})"
+                )
                 if isinstance(error, _Refused):
                     break
+                # Attempts that failed together are not made together again.
+                pause = random.uniform(0.5, 1.0) * min(2**failed, _LONGEST_PAUSE)
+                if isinstance(error, _Limited):
+                    # To wait as one is told is no failure; the time for the batch bounds it.
+                    pause += error.seconds
+                else:
+                    failed += 1
         return NoAnswer(printable(without_values(why, self._key)[:300]))
 
     def _attempt(self, question: str) -> str:
@@ -131,8 +151,12 @@ class ChatModel:
         response = self._session.post(url, json=body, timeout=self.timeout)
         status = response.status_code
         if status != 200:
-            passing = status >= 500 or status in _PASSING
-            raise (OSError if passing else _Refused)(f"HTTP {status}: {response.content.decode(errors='replace')}")
+            why = f"HTTP {status}: {response.content.decode(errors='replace')}"
+            if status < 500 and status not in _PASSING:
+                raise _Refused(why)
+            with suppress(KeyError, InvalidHeader):
+                raise _Limited(why, Retry().parse_retry_after(response.headers["Retry-After"]))
+            raise OSError(why)
         choice = json.loads(response.content)["choices"][0]
         # One that was cut off has not come to its end.
         return "" if choice.get("finish_reason") == "length" else str(choice["message"]["content"])

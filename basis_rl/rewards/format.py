@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any, Literal
 
+import regex  # type: ignore[import-untyped]
+
 from basis_rl.registry import check_choice
-from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores
+from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
 from basis_rl.rewards.extract import completion_text, is_blank, last_boxed, thought
 from basis_rl.rewards.thought import is_opened, opens_thought
-from basis_rl.rewards.workers.calls import Calls, check_limits
 
 Form = Literal["think", "think_box", "think_answer", "box", "answer"]
-_RULES = 3
-_MEMORY_BYTES = 1 << 30
+_RULES = 4
 
 
 class FormatReward(Reward):
@@ -26,15 +24,15 @@ class FormatReward(Reward):
       arXiv 2501.12948, Table 1; Open-Reasoner-Zero);
     - ``box``, ``answer``: a box anywhere; one ``<answer>...</answer>``, at the end.
 
-    Metrics with a pattern: ``reward/format/timeout`` and the like, shares of the rollouts.
+    Metric with a pattern: ``reward/format/timeout``, a share of the rollouts.
 
     Args:
         form: one of the above; default ``think_box``.
-        pattern: instead, a regular expression for the whole rollout, without white space at its ends; ``.`` matches
-            line ends too. It may take exponential time, so it is matched in a worker.
+        pattern: instead, a regular expression (of the package regex) for the whole rollout, without white space at its
+            ends; ``.`` matches line ends too.
         opened_by_prompt: the prompt ends with ``<think>``, so rollouts have no opening tag. None: read from the prompt.
-        num_workers: processes of this rank for `pattern`.
-        timeout: seconds of CPU time for one rollout with `pattern`; a match that takes longer is none.
+        timeout: seconds for one rollout with `pattern`, which may take exponential time; a match that takes longer is
+            none.
 
     Raises:
         ValueError: unknown form, form and pattern, a pattern that is not a regular expression.
@@ -48,24 +46,21 @@ class FormatReward(Reward):
         form: Form | None = None,
         pattern: str | None = None,
         opened_by_prompt: bool | None = None,
-        num_workers: int = 2,
         timeout: float = 1.0,
     ) -> None:
         if form is not None and pattern is not None:
             raise ValueError("format: set form or pattern, not both.")
         self.form: Form = "think_box" if form is None else form
         check_choice("format", "form", self.form, Form)
-        check_limits("format", num_workers, timeout, _MEMORY_BYTES)
+        if not timeout > 0:
+            raise ValueError(f"format: needs timeout > 0 (seconds), got {timeout}.")
+        self.timeout = timeout
         self.pattern = pattern
         self.opened_by_prompt = opened_by_prompt
-        self._calls: Calls | None = None
-        if pattern is not None:
-            try:
-                re.compile(pattern)
-            except (re.error, TypeError) as error:
-                raise ValueError(f"format: pattern {pattern!r} is not a regular expression: {error}.") from error
-            scorer = Path(__file__).with_name("pattern_scorer.py")
-            self._calls = Calls("format", f"{scorer}:matches", num_workers, timeout, _MEMORY_BYTES)
+        try:
+            self._pattern = None if pattern is None else regex.compile(pattern, regex.DOTALL)
+        except (regex.error, TypeError) as error:
+            raise ValueError(f"format: pattern {pattern!r} is not a regular expression: {error}.") from error
         self._template_opens = False
 
     @property
@@ -84,9 +79,20 @@ class FormatReward(Reward):
     ) -> Scores:
         opened = [self._is_opened(prompts[i : i + 1]) for i in range(len(completions))]
         texts = [_whole(completion, after) for completion, after in zip(completions, opened, strict=True)]
-        if self._calls is None:
+        if self._pattern is None:
             return [float(has_form(text, self.form, after)) for text, after in zip(texts, opened, strict=True)]
-        return self._calls.run([([text, self.pattern], {}) for text in texts], log_metric)
+        found = list(map(self._matches, texts))
+        log_shares(log_metric, "format", {"timeout": found.count(None)}, len(found))
+        return [float(bool(matches)) for matches in found]
+
+    def _matches(self, text: str) -> bool | None:
+        """Whether the pattern matches all of a text; None where it is not known in time."""
+        assert self._pattern is not None
+        try:
+            # Other threads go on meanwhile.
+            return self._pattern.fullmatch(text, timeout=self.timeout, concurrent=True) is not None
+        except TimeoutError:
+            return None
 
     def _is_opened(self, prompts: Column) -> bool:
         return is_opened(prompts, self._template_opens) if self.opened_by_prompt is None else self.opened_by_prompt

@@ -34,7 +34,6 @@ _READ = _EXECUTE | _READ_FILE | _READ_DIR
 # Without /dev/zero: mapped, it is memory that stays when all but one page of it is unmapped, and no limit counts.
 _DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 _OF_THE_MACHINE = ("cpuinfo", "meminfo", "stat", "loadavg", "version", "uptime", "filesystems", "sys")
-_NOT_ORDINARY = ("dev", "proc")
 
 
 def version() -> int:
@@ -42,12 +41,12 @@ def version() -> int:
     return max(0, syscall(_CREATE, None, 0, 1))
 
 
-def restrict(abi: int, readable: Iterable[str] | None, folder: str | None, *, private_proc: bool) -> None:
+def restrict(abi: int, readable: Iterable[str], folder: str | None, *, private_proc: bool) -> None:
     """This process and all that it starts may read what is named, write below `folder`, and nothing else.
 
     Args:
         abi: version to use, at most `version()`.
-        readable: files and folders; those that are not there are passed over. None: all but devices and processes.
+        readable: files and folders; those that are not there are passed over.
         folder: may be written. None: nothing may.
         private_proc: /proc shows the inside only, and may be read.
     """
@@ -57,8 +56,7 @@ def restrict(abi: int, readable: Iterable[str] | None, folder: str | None, *, pr
     attributes = attributes[: 24 if abi >= 6 else 16 if abi >= 4 else 8]
     ruleset = checked(syscall(_CREATE, attributes, len(attributes), 0), "landlock_create_ruleset")
     try:
-        ordinary = [f"/{name}" for name in os.listdir("/") if name not in _NOT_ORDINARY]
-        for path in ordinary if readable is None else readable:
+        for path in readable:
             _allow(ruleset, path, _READ)
         for path in _DEVICES:
             _allow(ruleset, path, (_READ_FILE | _WRITE_FILE) & rights)

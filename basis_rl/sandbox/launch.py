@@ -84,7 +84,7 @@ class _Monitor:
         # The kernel counts processes by user. Root it does not count at all, others over all that they run; only in a
         # user namespace of its own is the number that of the sandbox.
         exact = self.namespaces and os.getuid() != 0
-        self.counted = not exact and self.processes not in (None, 1)
+        self.counted = not exact and self.processes != 1
         self.child = -1
         self.status = 0
         self.owner_end: int | None = None
@@ -302,7 +302,7 @@ def _limit(plan: dict[str, Any], *, exact: bool) -> None:
         resource.RLIMIT_NOFILE: _OPEN_FILES,
         resource.RLIMIT_CORE: 0,
     }
-    if exact and plan["processes"] is not None:
+    if exact:
         # The monitor and the init are of the same user.
         limits[resource.RLIMIT_NPROC] = plan["processes"] + 2
     for which, value in limits.items():

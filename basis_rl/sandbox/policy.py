@@ -33,14 +33,13 @@ class Policy:
         file_bytes: size of each file.
         processes: threads of all processes together. 1: neither thread nor process can be started (EAGAIN). More:
             EAGAIN for an ordinary user in a user namespace; elsewhere, and for root, they are counted 20 times a
-            second, and all is killed when there are more. None: not limited.
+            second, and all is killed when there are more.
         folder: absolute path of the only place that can be written; it is cwd, and should be HOME and TMPDIR
             (`environment`). None: nothing can be written.
         folder_bytes: all files of the folder together. With user namespaces a temporary folder is a tmpfs of that size
             (ENOSPC, and it takes memory). Elsewhere it is measured 4 times a second, and all is killed when it is
             larger.
-        readable: files and folders that can be read and executed (`python_paths`). None: everything but devices and
-            other processes.
+        readable: files and folders that can be read and executed (`python_paths`).
         temporary: the folder is empty for the command, and removed when the command or the process that started it
             ends.
 
@@ -50,8 +49,8 @@ class Policy:
 
     memory_bytes: int
     file_bytes: int
-    processes: int | None
-    readable: tuple[str, ...] | None
+    processes: int
+    readable: tuple[str, ...]
     cpu_seconds: float | None = None
     folder: str | None = None
     folder_bytes: int = 1 << 30
@@ -149,12 +148,12 @@ def environment(folder: str | None, **variables: str) -> dict[str, str]:
     return {**passed, **dict.fromkeys(_ONE_THREAD, "1"), **fixed, **variables}
 
 
-def python_paths(*more: str, own_modules: bool = True) -> tuple[str, ...]:
+def python_paths(own_modules: bool = True) -> tuple[str, ...]:
     """What a Python of this very environment reads: interpreter, libraries, packages, modules on ``sys.path``.
 
-    An entry of ``sys.path`` that holds the home folder (the home folder itself, ``/``) is left out: name what is needed
-    of it in `more`. Without `own_modules` so are all of its entries that do not belong to the interpreter or to the
-    installed packages: the working directory, and this package where it is not installed with the others.
+    An entry of ``sys.path`` that holds the home folder (the home folder itself, ``/``) is left out. Without
+    `own_modules` so are all of its entries that do not belong to the interpreter or to the installed packages: the
+    working directory, and this package where it is not installed with the others.
     """
     homes = {Path.home().resolve(), *Path.home().resolve().parents, Path("/")}
     found = [Path(sys.prefix), Path(sys.base_prefix), Path(sys.exec_prefix), Path(sys.executable).resolve().parent]
@@ -163,5 +162,5 @@ def python_paths(*more: str, own_modules: bool = True) -> tuple[str, ...]:
     if own_modules:
         found += [Path(path or ".") for path in sys.path] + [Path(__file__).parents[1]]
     kept = [path.resolve() for path in found if path.exists() and path.resolve() not in homes]
-    kept += [Path(path) for path in (*_SYSTEM, *more)]
+    kept += map(Path, _SYSTEM)
     return tuple(dict.fromkeys(str(path) for path in kept if path.exists()))

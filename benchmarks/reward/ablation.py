@@ -185,7 +185,7 @@ class Grader:
             latex.readings.cache_clear()
             with _alarm(self.seconds):
                 self.known[key] = False
-                self.known[key] = grading.grade(*forms, refuse=self.reward.refused) == "right"
+                self.known[key] = grading.grade(*forms) == "right"
         return self.known[key]
 
     def verdict(self, pair: Pair) -> bool:
@@ -228,7 +228,7 @@ def rules() -> dict[str, Any]:
         found[f"phrase {i}: {pattern.pattern}"] = patch.object(spelled, "_PHRASES", (*phrases[:i], *phrases[i + 1 :]))
     for reason in ("beside", "dots", "builder"):
         found[f"refused: {reason}"] = _without(reading, "refused_reading", reason)
-    for reason in ("chain", "interval", "infinity", "modulus", "approximation", "symbol", "near"):
+    for reason in ("chain", "interval", "infinity", "modulus", "unit", "base", "approximation", "symbol", "near"):
         found[f"unsound: {reason}"] = _without(grading, "_unsound", reason)
     for name in ("hedged", "primes_differ"):
         found[name] = patch(f"basis_rl.rewards.math.reward.{name}", lambda gold, answer: False)

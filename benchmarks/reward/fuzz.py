@@ -94,13 +94,13 @@ class Prober:
     """A single worker, and its time and memory for each pair."""
 
     def __init__(self, like: WorkerPool) -> None:
-        self.pool = WorkerPool(like.command, 1, like.timeout, cpu_timeout=like.cpu_timeout, policy=like.policy)
+        self.pool = WorkerPool(like.command, 1, like.timeout, policy=like.policy)
 
     def probe(self, gold: str, answer: str) -> dict[str, Any]:
         began = time.perf_counter()
         outcome = self.pool.run([{"gold": gold, "answer": answer}])[0]
         found = {"seconds": round(time.perf_counter() - began, 3), "status": outcome.status, **outcome.value}
-        workers = [psutil.Process(worker.pid) for worker in self.pool._workers]
+        workers = [psutil.Process(worker.process.pid) for worker in self.pool._workers]
         everyone = [process for worker in workers for process in (worker, *worker.children(recursive=True))]
         found["megabytes"] = sum(process.memory_info().rss for process in everyone) >> 20
         return {**found, "gold": gold, "answer": answer}

@@ -14,7 +14,7 @@ from basis_rl.evaluation.rollouts import GradedRollout, RolloutFile, read_rollou
 from basis_rl.evaluation.runner import Evaluation
 from basis_rl.evaluation.scores import compare, score, table
 from basis_rl.functional.passk import bootstrap_interval, majority_at_k, pass_at_k
-from basis_rl.rewards.math.rules import RULES
+from basis_rl.rewards.math.reward import RULES
 from tests.support.tiny import tiny_tokenizer
 
 N = 4

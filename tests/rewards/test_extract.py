@@ -1,8 +1,6 @@
 r"""Finding the last balanced \boxed{}."""
 
 import json
-import random
-import re
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -46,16 +44,6 @@ def test_a_text_in_which_nothing_is_seen_is_no_answer(blank):
     for where, text in places.items():
         assert take_answer(text, where) is None
     assert all(is_blank(text) is False for text in (".", "-", "{}", "~", "é", "答", "\ud800", "\U0001f642"))
-
-
-def test_nothing_before_the_first_box_matters(monkeypatch):
-    rng = random.Random(0)
-    pieces = ["\\", "{", "}", r"\boxed{", r"\fbox {", "7", " so far, many words later ", r"\{", r"\}"]
-    texts = ["".join(rng.choices(pieces, k=rng.randint(1, 9))) for _ in range(5_000)]
-    found = [last_boxed(text) for text in texts]
-    assert len(set(found)) > 50
-    monkeypatch.setattr("basis_rl.rewards.extract._BOX", re.compile(""))  # from the first character on
-    assert [last_boxed(text) for text in texts] == found
 
 
 PIECES = ["\\", r"\boxed{", r"\[ \boxed{1} ", "{", "}", r"\boxed{1}", r"\boxed   ", r"\boxed 5 "]

@@ -98,28 +98,35 @@ def test_a_call_that_fails_is_made_again_and_is_then_no_wrong_answer(server):
     assert logged["reward/judge/failed"] == 2 / 20
 
 
+@pytest.mark.parametrize(("waits", "requests"), [("1", 2), ("soon", 1), ("3600", 1)])
+def test_a_limit_of_the_provider_is_waited_for_as_it_says(server, waits, requests):
+    """It is no failed attempt. A time that cannot be read is one, and that of the batch ends every wait."""
+    server.more_headers = {"Retry-After": waits}
+    server.before = lambda number, body: 429 if number == 1 else None
+    began = time.monotonic()
+    scores = judged(server, ["1"], ["1"], batch_timeout=1.0 if waits == "3600" else 60.0, **QUICK)
+    assert scores == [1.0 if waits == "1" else None]
+    assert len(server.requests) == requests
+    assert time.monotonic() - began > (0.0 if waits == "soon" else 1.0)
+
+
 @pytest.mark.parametrize("spoil", ["address", "answers"])
 def test_above_a_share_the_run_ends_with_the_reason(server, spoil):
-    rewards = [JudgeReward(server.url, "m", **QUICK), JudgeReward(server.url, "m", max_failed=0.5, **QUICK)]
+    reward = JudgeReward(server.url, "m", **QUICK)
     texts = [str(n) for n in range(100)]
-    for reward in rewards:
-        assert reward(prompts=texts, completions=texts, solution=texts) == [1.0] * 100
+    assert reward(prompts=texts, completions=texts, solution=texts) == [1.0] * 100
     if spoil == "address":
         server.before = lambda number, body: 503
     else:
         server.says = lambda question: "It is fine."
     few = {"prompts": ["p"] * 5, "solution": ["1"] * 5}
     completions = [[f"{n} {row}" for row in range(5)] for n in range(3)]
+    for each in completions[:2]:
+        assert reward(completions=each, **few) == [None] * 5
     why = "failed: HTTP 503" if spoil == "address" else "unreadable: 'It is fine.'"
-    for reward in rewards:
-        for each in completions[:2]:
-            assert reward(completions=each, **few) == [None] * 5
-    assert rewards[1](completions=completions[2], **few) == [None] * 5
-    message = (
-        rf"The judge m at http://127.* could not score 15 of the last 115 rollouts, more than 10%.*{why}.*max_failed"
-    )
+    message = rf"The judge m at .* could not score 15 of the last 115 rollouts, more than 10%.*{why}.*max_failed"
     with pytest.raises(RewardInfrastructureError, match=message):
-        rewards[0](completions=completions[2], **few)
+        reward(completions=completions[2], **few)
 
 
 def test_a_judge_that_stalls_takes_the_time_that_it_is_granted_and_the_wait_is_said(server, monkeypatch, caplog):
@@ -141,16 +148,6 @@ def test_a_judge_that_stalls_takes_the_time_that_it_is_granted_and_the_wait_is_s
     assert "1 of 4 questions to m at http://127" in caplog.text
 
 
-@pytest.mark.parametrize("begins", [b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "])
-def test_an_answer_that_trickles_is_over_at_the_time_limit(begins):
-    """The limit of a socket is one between two pieces."""
-    with dripping(begins) as url:
-        reward = JudgeReward(f"{url}/v1", "m", timeout=0.5, **QUICK)
-        began = time.monotonic()
-        assert reward(prompts=["p"], completions=["1"], solution=["1"]) == [None]
-        assert time.monotonic() - began < 60.0
-
-
 def test_a_judge_that_redirects_is_not_followed_and_its_texts_are_harmless(server):
     for head, why in (
         (f"HTTP/1.1 302 Go\r\nLocation: {server.url}\r\nContent-Length: 0\r\n\r\n", f"a redirect to {server.url}"),
@@ -168,10 +165,8 @@ def test_a_judge_that_redirects_is_not_followed_and_its_texts_are_harmless(serve
 LIES = {
     "no mapping": lambda content: [content],
     "no choices": lambda content: {"choices": []},
-    "a text": lambda content: "<html>Score: 1</html>",
     "nothing": lambda content: None,
     "no content": lambda content: {"choices": [{"message": {"content": None}, "finish_reason": "stop"}]},
-    "a number": lambda content: {"choices": [{"message": {"content": 1}, "finish_reason": "stop"}]},
     "cut off": lambda content: {"choices": [{**content["choices"][0], "finish_reason": "length"}]},
     "deep": lambda content: json.loads("[" * 400 + "]" * 400),
 }
@@ -331,16 +326,12 @@ def test_an_address_that_is_not_there_is_told_before_a_model_is_loaded(server):
         ({"api_key": KEY}, "no parameter 'api_key'. Did you mean 'api_key_env'"),
         ({"rubric": "Is it good?"}, "must have a place {answer} or {completion}"),
         ({"rubric": r"Is \boxed{2x} in {answer}?"}, "'{2x}' is not the name of a column. Double the braces"),
-        ({"rubric": "{answer} {"}, "Double the braces"),
-        ({"rubric": "{answer.text}"}, "is not the name of a column"),
         ({"rubric": "{answer!r}"}, "is not the name of a column"),
         ({"scale": (1, 1)}, "scale must be the least and the largest"),
         ({"behind": "overlong"}, "behind must be a reward that reads an answer"),
         ({"behind": {"exact": {}, "choice": {}}}, "behind must be one reward"),
         ({"behind": "exakt"}, "Did you mean 'exact'"),
         ({"concurrency": 0}, "concurrency > 0"),
-        ({"batch_timeout": 0}, "batch_timeout > 0"),
-        ({"max_retries": -1}, "max_retries >= 0"),
         ({"max_failed": 10}, "max_failed <= 1"),
     ],
 )  # fmt: skip

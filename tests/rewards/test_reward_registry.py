@@ -4,12 +4,12 @@ import pytest
 import yaml
 from accelerate import Accelerator
 
-from basis_rl.recipe.build import build_rewards, load_training_data
+from basis_rl.recipe.build import build_rewards
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import FunctionReward, MathVerifyReward
 from basis_rl.rewards.base import called, required_columns
 from basis_rl.rewards.call import call
-from basis_rl.rewards.registry import build_reward, split_params
+from basis_rl.rewards.registry import build_reward
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.rewarding import RewardGuard
 from basis_rl.values.provenance import reward_code, reward_identity
@@ -74,47 +74,18 @@ def test_a_function_of_ones_own_takes_arguments(tmp_path, name):
     assert called(guarded, {"completions": ["x"], "solution": ["abc"]}) == [6.0]
 
 
-def test_a_judge_of_a_recipe_and_the_rules_before_it(tmp_path):
-    text = (
-        "reward_funcs: judge\nreward_kwargs:\n  base_url: http://127.0.0.1:9/v1\n  model: m\n  api_key_env: PATH\n"
-        "  behind: {math_verify: {timeout: 9}}\n"
-    )
-    (reward,) = build_rewards(recipe(tmp_path, text))
-    assert isinstance(reward.behind, MathVerifyReward)
-    assert reward.behind.answer_in == "auto"
-    assert required_columns(reward) == {"solution"}
-    again = recipe(tmp_path, yaml.safe_dump(recipe(tmp_path, text).resolved))
-    assert build_rewards(again)[0].version == reward.version
-
-
-def test_procedural_problems_come_with_what_their_scorer_needs(tmp_path):
-    kwargs = ("--dataset_kwargs", '{"size": 3, "seed": 2}')
-    plain = load_training_data(recipe(tmp_path, "seed: 1\n", *kwargs), tiny_tokenizer())
-    assert {"prompt", "solution", "prompt_id"} <= set(plain.column_names)
-    parsed = recipe(tmp_path, "reward_funcs: reasoning_gym\n", *kwargs)
-    (reward,) = build_rewards(parsed)
-    rows = load_training_data(parsed, tiny_tokenizer())
-    answers = [rf"\boxed{{{row['solution']}}}" for row in rows]
-    assert reward([], answers, reasoning_gym=rows["reasoning_gym"]) == [1.0] * 3
-    reward.close()
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("reward_funcs: [math_verfy]", r"Unknown reward function 'math_verfy'\. Did you mean 'math_verify'.*Known:"),
-        ("reward_funcs: [format, formt]", "Unknown reward function 'formt'. Did you mean 'format'"),
         ("reward_funcs: [format, format]", "'format' is there twice"),
         ("reward_funcs: [format, exact]\nreward_weights: [1]", "reward_weights has 1 entries for the 2 reward_funcs"),
         ("reward_funcs: [format, exact]\nreward_kwargs: {form: box}", "'form' is none of .*mean 'format'"),
-        ("reward_funcs: [format, exact]\nreward_kwargs: {format: box}", "parameters of 'format' must be a mapping"),
         ("reward_funcs: [format, exact]\nreward_kwargs: {format: {frm: a}}", "no parameter 'frm'. Did you mean 'form'"),
         (f"reward_funcs: ['pool:{MINE}:right']\nreward_kwargs: {{time: 3}}", "no parameter 'time'.*num_workers"),
         (f"reward_funcs: [{MINE}.gone]", "cannot be imported"),
         (f"reward_funcs: [{MINE}.NUMBER]", "is an int, not a function"),
-        (f"reward_funcs: [{MINE}.in_trl_form]\nreward_kwargs: {{a: 1}}", "in_trl_form' has no parameter 'a'"),
         (f"reward_funcs: [{MINE}.scaled_now]\nreward_kwargs: {{fcator: 1}}", "no parameter 'fcator'. Did you mean"),
-        (f"reward_funcs: [{MINE}.in_trl_form]\nreward_kwargs: {{completions: 1}}", "has no parameter 'completions'"),
         (f"reward_funcs: [{MINE}.Scaled]\nreward_kwargs: {{factr: 1}}", "no parameter 'factr'. Did you mean 'fac"),
     ],
 )  # fmt: skip
@@ -122,15 +93,6 @@ def test_what_cannot_work_is_one_clear_message(tmp_path, text, message):
     parsed = recipe(tmp_path, text + "\n")
     with pytest.raises(ValueError, match=f"(?s){message}"):
         build_rewards(parsed)
-
-
-def test_parameters_are_sorted_to_their_rewards():
-    assert split_params(["a", "b.c"], {"c": {"x": 1}}) == {"a": {}, "b.c": {"x": 1}}
-    assert split_params(["a"], {}) == {"a": {}}
-    assert split_params(["a"], {"a": {"x": 1}}) == {"a": {"x": 1}}
-    assert split_params(["a"], {"a": 1}) == {"a": {"a": 1}}
-    assert split_params(["a", "b.a"], {"a": {"x": 1}, "b.a": {"y": 2}}) == {"a": {"x": 1}, "b.a": {"y": 2}}
-    assert split_params(["a"], {"x": {"y": 1}}) == {"a": {"x": {"y": 1}}}
 
 
 def test_a_needed_parameter_that_nobody_knows():

@@ -36,7 +36,7 @@ def test_time_is_linear(piece):
 
 
 def test_a_pattern_that_backtracks_for_ever_ends():
-    reward = FormatReward(pattern=r"(a+)+b.*", num_workers=2, timeout=0.5)
+    reward = FormatReward(pattern=r"(a|aa)+b.*", timeout=0.2)
     logged = {}
     began = time.perf_counter()
     scores = reward([], ["aab\nc", "a" * 40, "aac", [{"role": "assistant", "content": "ab"}]],
@@ -44,7 +44,6 @@ def test_a_pattern_that_backtracks_for_ever_ends():
     assert scores == [1.0, 0.0, 0.0, 1.0]
     assert logged["reward/format/timeout"] == 0.25
     assert time.perf_counter() - began < 30
-    reward.close()
 
 
 def test_parameters_out_of_range():

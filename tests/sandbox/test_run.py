@@ -12,7 +12,7 @@ from basis_rl.sandbox import Policy, run
 from basis_rl.sandbox.run import Bounds, end, follow, start
 from tests.support.processes import gone, wait_until
 
-POLICY = Policy(memory_bytes=1, cpu_seconds=1, file_bytes=1, processes=1, folder=None, readable=None)
+POLICY = Policy(memory_bytes=1, cpu_seconds=1, file_bytes=1, processes=1, folder=None, readable=())
 BOUNDS = {"seconds": 30.0, "output_bytes": 1 << 20, "kept_bytes": 1 << 10}
 
 

@@ -42,6 +42,7 @@ class FakeServer:
         self.in_flight = self.most = 0
         self.before: Callable[[int, dict[str, Any]], int | None] = lambda number, body: None
         self.healthy = True
+        self.more_headers: dict[str, str] = {}
         self.lock = threading.Lock()
         self.http: ThreadingHTTPServer | None = None
         self.connections: set[socket.socket] = set()
@@ -78,7 +79,8 @@ class FakeServer:
                 data = b"" if content is None else json.dumps(content).encode()
                 with suppress(OSError):
                     self.send_response(status)
-                    self.send_header("Content-Length", str(len(data)))
+                    for name, value in {"Content-Length": str(len(data)), **owner.more_headers}.items():
+                        self.send_header(name, value)
                     self.end_headers()
                     self.wfile.write(data)
 

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data, plan_recipe
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import ChoiceReward, ExactReward, FormatReward, MathVerifyReward
-from basis_rl.rewards.math.rules import RULES
+from basis_rl.rewards.math.reward import RULES
 from basis_rl.trainer.plan import with_data
 from basis_rl.values import ValueTable
 from tests.cli.conftest import recipe as recipe

@@ -19,48 +19,36 @@ class _Block:
     info: str
     lines: list[str] = field(default_factory=list)
     closed: bool = False
-    # Where a line of it ends in a fence: the number of the first one, and what stands before the fence.
-    glued: tuple[int, str] | None = None
-
-    def is_ended_by(self, fence: re.Match[str]) -> bool:
-        """Whether a line may end the block: its fence has the same mark, at least as long, and no language."""
-        return fence["mark"].startswith(self.mark) and not fence["info"].strip()
 
     def has_alone(self, fence: re.Match[str]) -> bool:
         """Whether a line within the block is a fence and nothing else."""
         return not fence["before"].strip() and len(fence["before"]) <= self.column + _INDENT
 
-    def candidates(self) -> list[str]:
-        """What it may hold: the lines up to one that is a fence, or else up to one that ends in a fence."""
-        found = [self.lines] if self.closed else []
-        if self.glued is not None:
-            number, last = self.glued
-            found.append([*self.lines[:number], last])
-        return ["\n".join(self._unindented(lines)) for lines in found]
+    def is_ended_by(self, fence: re.Match[str]) -> bool:
+        """Whether a line ends the block: a fence of the same mark, at least as long, without a language."""
+        return fence["mark"].startswith(self.mark) and not fence["info"].strip() and self.has_alone(fence)
 
-    def _unindented(self, lines: list[str]) -> list[str]:
+    def source(self) -> str:
         """Of a fence that does not begin its line: the lines without the blanks that the first one begins with."""
-        first = next((line for line in lines if line.strip()), "")
+        first = next((line for line in self.lines if line.strip()), "")
         width = min(self.column, _blanks(first))
-        return [line[min(width, _blanks(line)) :] for line in lines] if width else lines
+        return "\n".join(line[min(width, _blanks(line)) :] for line in self.lines)
 
 
 def last_code(text: str) -> list[str]:
     """Where the program may be, the likeliest first: the first one that is Python is the program.
 
     It is in the last closed block of Python, else in the last ones without a language; behind ``</think>`` if one is
-    there. Fences are Markdown's, backticks or tildes, and may have a text before them in their line.
+    there. Fences are Markdown's, backticks or tildes; the one that opens may have a text before it in its line.
     """
     visible = text.rpartition("</think>")[2]
     return _last_code(visible) or (_last_code(text) if visible != text else [])
 
 
 def _last_code(text: str) -> list[str]:
-    blocks = _blocks(text)
-    for block in reversed(blocks):
-        if _PYTHON.match(block.info) and (found := block.candidates()):
-            return found
-    return [candidate for block in reversed(blocks) if not block.info for candidate in block.candidates()]
+    closed = [block for block in _blocks(text) if block.closed]
+    python = [block.source() for block in closed if _PYTHON.match(block.info)]
+    return python[-1:] or [block.source() for block in reversed(closed) if not block.info]
 
 
 def _blocks(text: str) -> list[_Block]:
@@ -69,27 +57,22 @@ def _blocks(text: str) -> list[_Block]:
     block: _Block | None = None
     for line in text.split("\n"):
         fence = _FENCE.match(line)
-        if fence is not None and block is not None and block.is_ended_by(fence) and block.has_alone(fence):
+        if fence is not None and block is not None and block.is_ended_by(fence):
             block.closed = True
             block = None
         elif fence is not None and _opens(block, fence):
             block = _Block(fence["mark"], len(fence["before"]), fence["info"].strip())
             blocks.append(block)
         elif block is not None:
-            if fence is not None and block.glued is None and block.is_ended_by(fence):
-                block.glued = (len(block.lines), fence["before"])
             block.lines.append(line)
     return blocks
 
 
 def _opens(block: _Block | None, fence: re.Match[str]) -> bool:
     """Whether a fence opens a block; within a `block` only one with a language does."""
-    info = fence["info"].strip()
     if block is None:
         return "```" not in fence["before"]
-    if block.glued is not None and _PYTHON.match(info):
-        return True
-    return bool(info) and block.has_alone(fence)
+    return bool(fence["info"].strip()) and block.has_alone(fence)
 
 
 def _blanks(line: str) -> int:

@@ -288,7 +288,7 @@ def unbound_names(source: str) -> set[str]:
 
 
 def needs_objects(tree: ast.Module, remote: set[str]) -> bool:
-    """Whether right code cannot pass: tests that look at what a call did to its arguments, or need more than calls."""
+    """Whether right code cannot pass: tests that leave the result of a call, or need more than calls."""
     nodes = list(ast.walk(tree))
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     for node in nodes:
@@ -298,34 +298,27 @@ def needs_objects(tree: ast.Module, remote: set[str]) -> bool:
         # A class of the code under test, in `except`, `isinstance` or the like.
         if isinstance(node, ast.Name) and node.id in remote and node.id[:1].isupper() and id(node) not in called:
             return True
-    scopes = [node for node in nodes if isinstance(node, ast.FunctionDef)]
-    outside = [node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     assigned = [node for node in nodes if isinstance(node, ast.Assign) and ast.unparse(node.value) == "Solution()"]
     own = {"Solution()", *(ast.unparse(target) for node in assigned for target in node.targets)}
-    return any(changes_arguments(scope, remote, own) for scope in [*scopes, ast.Module(outside, [])])
+    return leaves_a_result(nodes, remote, own)
 
 
-def changes_arguments(scope: ast.AST, remote: set[str], own: set[str]) -> bool:
-    """Whether the result of a call is left, and a variable that was an argument is used later.
+def leaves_a_result(nodes: list[ast.AST], remote: set[str], own: set[str]) -> bool:
+    """Whether the result of a call is left: what else it does, to its arguments above all, is not seen.
 
     Args:
-        scope: a function, or a module without its functions.
+        nodes: of the tests.
         remote: functions of the code under test.
         own: objects that have them as methods.
     """
-    nodes = list(ast.walk(scope))
     # Where an exception is expected, nothing else of the call matters.
     raising: list[ast.AST] = [node for node in nodes if isinstance(node, ast.Try)]
-    raising += [node for node in nodes if isinstance(node, ast.With) and "aises(" in ast.unparse(node.items[0])]
+    raising += [node for node in nodes if isinstance(node, ast.With) and "aises" in ast.unparse(node.items[0])]
     skipped = {id(node) for outer in raising for node in ast.walk(outer)}
     for node in nodes:
-        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call) or id(node) in skipped:
-            continue
-        name, _, method = ast.unparse(node.value.func).rpartition(".")
-        if name in own or (not name and method in remote):
-            values = [*node.value.args, *(keyword.value for keyword in node.value.keywords)]
-            given = {value.id for value in values if isinstance(value, ast.Name)}
-            if any(isinstance(n, ast.Name) and n.id in given and n.lineno > node.lineno for n in nodes):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and id(node) not in skipped:
+            name, _, method = ast.unparse(node.value.func).rpartition(".")
+            if name in own or (not name and method in remote):
                 return True
     return False
 

@@ -1,9 +1,8 @@
-"""Verdicts that were given already, bounded in number and in memory, the ones used last kept."""
+"""Verdicts that were given already, bounded in number and in memory, the latest kept."""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable
 
 Pair = tuple[str, str]
@@ -22,23 +21,18 @@ class Verdicts:
     def __init__(self, entries: int = 200_000, characters: int = 400) -> None:
         self.entries = entries
         self.characters = characters
-        self._known: OrderedDict[Pair, Verdict] = OrderedDict()
+        self._known: dict[Pair, Verdict] = {}
         self._lock = threading.Lock()
 
     def find(self, pairs: Iterable[Pair]) -> dict[Pair, Verdict]:
-        """Those of `pairs` that are known, with their verdicts; they count as used."""
+        """Those of `pairs` that are known, with their verdicts."""
         with self._lock:
-            found = {pair: self._known[pair] for pair in pairs if pair in self._known}
-            for pair in found:
-                self._known.move_to_end(pair)
-            return found
+            return {pair: self._known[pair] for pair in pairs if pair in self._known}
 
     def remember(self, verdicts: dict[Pair, Verdict]) -> None:
-        """Add `verdicts`, and forget what was not used for the longest time until the bounds hold."""
+        """Add `verdicts`, and forget the oldest until the bounds hold."""
+        short = {pair: verdict for pair, verdict in verdicts.items() if len(pair[0]) + len(pair[1]) <= self.characters}
         with self._lock:
-            for pair, verdict in verdicts.items():
-                if len(pair[0]) + len(pair[1]) <= self.characters:
-                    self._known[pair] = verdict
-                    self._known.move_to_end(pair)
+            self._known.update(short)
             while len(self._known) > self.entries:
-                self._known.popitem(last=False)
+                del self._known[next(iter(self._known))]

@@ -1,26 +1,26 @@
 r"""One answer against one gold by Math-Verify; runs in the worker process, where it may hang and die.
 
-A gold and an answer are contents of boxes. What Math-Verify finds equal is right, unless it rests on a quirk
-(`basis_rl.rewards.math.rules.QUIRKS`) that is refused.
+A gold and an answer are contents of boxes. What Math-Verify finds equal is right, unless it is so by accident
+(`_unsound`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import sympy as sp  # type: ignore[import-untyped]
 from latex2sympy2_extended import is_expr_of_only_symbols  # type: ignore[import-untyped]
 from latex2sympy2_extended.logic import And  # type: ignore[import-untyped]
 from math_verify import parse, verify
-from math_verify.grader import is_assignment_relation, is_equation, is_relation, take_last_relation
-from mpmath import isfinite, mpc  # type: ignore[import-untyped]
+from math_verify.grader import is_equation, is_relation, take_last_relation
+from mpmath import mpc  # type: ignore[import-untyped]
 from sympy.concrete.expr_with_limits import ExprWithLimits  # type: ignore[import-untyped]
 from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 
-from basis_rl.rewards.math.latex import MODULUS, SIGNS, conversion, formula, letters, quantity, readings, symbols
+from basis_rl.rewards.math.latex import MODULUS, SIGNS, conversion, formula, quantity, readings, symbols
 
 # Relative difference that the sides of an approximation sign may have; the left one is graded.
 _COARSE = 0.05
@@ -30,26 +30,20 @@ _FINE = 1e-3
 # function, of which factorials and binomials are made, takes a twentieth of a second for 300, and seconds for 1,000.
 _DIGITS = 300
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*(?:percent|percentage|pct)\s*\}|\b(?:percent|percentage|pct)\b)")
-_DEGREES = re.compile(r"\\circ|\\degree|°|degree")
-_CURRENCY = re.compile(r"\\\$|[$€£]")
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(?:\\text\{)?\s*(\w+)")
 _APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-zA-Z])|\\simeq(?![a-zA-Z])|≈")
-_RATIO = re.compile(":")
-_SQUARE = re.compile(r"\[|matrix")
 _CLOSED_AT_INFINITY = re.compile(r"\[(?:\\[,;]|[^,;\[\]])*\\infty|\\infty(?:\\[,;]|[^,;\[\]])*\]")
 
 
-def grade(gold: str, answer: str, refuse: Sequence[str] = (), check: bool = False) -> str:
+def grade(gold: str, answer: str, check: bool = False) -> str:
     """``right``, or why the answer is not.
 
     ``no_gold``: there is nothing in the gold; ``prose``: the gold is not a formula; ``unread``: the answer is not;
-    ``unequal``: Math-Verify finds it unequal; ``unsound: REASON`` (`_unsound`) and ``quirk: NAME`` (of `refuse`): it
-    finds it equal.
+    ``unequal``: Math-Verify finds it unequal; ``unsound: REASON`` (`_unsound`): it finds it equal.
 
     Args:
         gold: content of the gold's box.
         answer: content of the answer's box.
-        refuse: quirks, on which a verdict must not rest.
         check: ask whether the gold can be read at all; its own text is not enough.
     """
     if not any(character.isalnum() for character in gold):
@@ -63,31 +57,21 @@ def grade(gold: str, answer: str, refuse: Sequence[str] = (), check: bool = Fals
         is_integral = isinstance(found, sp.Basic) and found.has(ExprWithLimits)
         if (is_integral and not check and not _symbols_known(expected, found)) or not _equal(expected, found):
             verdict = "unequal" if verdict == "unread" else verdict
-        elif not check and (reason := _unsound(expected, found, gold, answer)):
+        elif not check and (reason := _unsound(expected, found, gold, answer, converted)):
             verdict = f"unsound: {reason}"
         else:
-            sides = (_expression(gold), found if converted else _expression(answer))
-            pair = _Pair((gold, answer), sides, converted)
-            names = () if gold.split() == answer.split() else refuse
-            return next((f"quirk: {name}" for name in names if _RELIES_ON[name](pair)), "right")
+            return "right"
     return verdict
 
 
 def _in_the_golds_unit(gold: str, answer: str) -> Iterator[tuple[bool, Any]]:
     """What the answer may say: converted to the gold's unit (True), and as it stands."""
     factor = conversion(quantity(gold)[1], quantity(answer)[1])
-    value = _value(_expression(answer))
+    value = _value(next(iter(readings(answer)), None))
     if factor not in (None, 1) and _is_formula(value):
         yield True, value.doit() * factor
     for found in readings(answer):
         yield False, found
-
-
-def misread(gold: str) -> bool:
-    """Whether Math-Verify's own reading of a gold lacks what the gold says, so that it is read otherwise here."""
-    read = parse(rf"\boxed{{{gold}}}", parsing_timeout=None)
-    first = next((value for value in read if not isinstance(value, str)), None)
-    return first is not None and first != _gold_reading(gold)
 
 
 def plain_verdict(gold: str, text: str) -> bool | None:
@@ -118,8 +102,6 @@ def _equal(expected: Any, found: Any) -> bool:
         expected = expected.rhs
         found = found.rhs
     expected, found = _tuple_of(expected, found), _tuple_of(found, expected)
-    if _apart(expected, found):
-        return False
     # Timeouts off: math_verify's own use SIGALRM handlers, which a computation inside C code outlives. The pool kills.
     options: dict[str, Any] = {"allow_set_relation_comp": True, "timeout_seconds": None}
     if verify(expected, found, **options):
@@ -166,42 +148,13 @@ def _set_of(relation: Any) -> Any:
         return relation
 
 
-def _apart(expected: Any, found: Any) -> bool:
-    """Whether two expressions differ at one point by so much that no rule of equality holds, or one is an interval.
-
-    Math-Verify would compare numbers to six decimals, and then simplify the difference, which takes most of its time
-    for wrong answers. Percentages, integrals, sums and limits are not evaluated here, but left to it.
-    """
-    sides = (expected, found)
-    if any(isinstance(side, (sp.Interval, sp.Union)) for side in sides) and any(map(_is_formula, sides)):
-        return True
-    if not all(map(_is_formula, sides)) or any(side.has(ExprWithLimits, sp.Derivative, sp.Limit) for side in sides):
-        return False
-    known = symbols(expected)
-    used = symbols(found)
-    # Letters that are only on the other side may be the same in capitals, as Euler's number and E are.
-    if (known - used and used - known) or {"e", "E"} & {symbol.name for symbol in known ^ used}:
-        return False
-    point = {symbol: 1.3 + 0.37 * i for i, symbol in enumerate(sorted(known | used, key=str))}
-    a = _number(expected, point)
-    b = _number(found, point)
-    if a is None or b is None or not (isfinite(a) and isfinite(b)):
-        return False
-    return abs(a - b) > max(1e-4, 0.01 * max(abs(a), abs(b)))
-
-
-def _expression(text: str) -> Any:
-    """What the text was parsed to, None if it was not."""
-    return next(iter(readings(text)), None)
-
-
-def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
+def _unsound(expected: Any, found: Any, gold: str, answer: str, converted: bool) -> str | None:
     """Why an answer that is equal to Math-Verify does not stand for the gold; None where it does.
 
     - ``chain``: a side of a chain of equations is not what the chain ends with (``x = 7 = 8``);
     - ``interval``: one side is an interval, and the other a set of single numbers;
     - ``infinity``: the answer's interval or set holds infinity and the gold's does not, which is the same to sympy;
-    - ``modulus``: the answer has another modulus;
+    - ``modulus``, ``unit``, ``base``: the answer has another one; a unit unless it is `converted` to the gold's;
     - ``approximation``: the sides of the sign are not near;
     - ``symbol``: a symbol that is not the gold's (``0 \\cdot a`` is 0 whatever a is), or 0 for ``x + y = 0``;
     - ``near``: equal when rounded to six decimals, but only since both are small.
@@ -223,6 +176,12 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
         return "infinity"
     if len({*MODULUS.findall(gold), *MODULUS.findall(answer)}) > 1:
         return "modulus"
+    units = [quantity(text)[1] for text in (gold, answer)]
+    if not converted and None not in units and conversion(*units) != 1:
+        return "unit"
+    bases = [_BASE.findall(text) for text in (gold, answer)]
+    if [] not in bases and bases[0] != bases[1]:
+        return "base"
     if not _approximates(answer):
         return "approximation"
     if not _symbols_known(expected, found):
@@ -301,11 +260,10 @@ def _sides(equation: Any) -> list[Any]:
     return [side for link in links for side in (link.lhs, link.rhs)]
 
 
-def _number(expression: Any, point: Mapping[Any, float] | None = None) -> Any:
-    """The value of an expression without symbols other than those of `point`, of any size; None where it has none."""
+def _number(expression: Any) -> Any:
+    """The value of an expression without symbols, of any size; None where it has none."""
     try:
-        value = expression.evalf(subs=point) if point else expression
-        return mpc(*value.evalf().as_real_imag()) if _is_number(value) else None
+        return mpc(*expression.evalf().as_real_imag()) if _is_number(expression) else None
     except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, NotImplementedError):
         return None
 
@@ -390,137 +348,3 @@ def _is_near(expected: Any, found: Any, percent: bool) -> bool:
 
 def _has_float(expression: Any) -> bool:
     return bool(expression.atoms(sp.Float))
-
-
-class _Pair(NamedTuple):
-    """Gold and answer, and what they are read as."""
-
-    texts: tuple[str, str]
-    sides: tuple[Any, Any]
-    # Whether the answer's side is in the gold's unit, and not in its own.
-    converted: bool
-
-    def differ(self, pattern: re.Pattern[str]) -> bool:
-        """Whether only one of the texts has it."""
-        return len({bool(pattern.search(text)) for text in self.texts}) > 1
-
-    def units(self) -> list[Any]:
-        """Of both sides; None where one has none."""
-        return [quantity(text)[1] for text in self.texts]
-
-    def bases(self) -> list[list[str]]:
-        return [_BASE.findall(text) for text in self.texts]
-
-    def kinds(self) -> set[str]:
-        """Sets, lists, tuples or others."""
-        return set(map(_kind, self.texts, self.sides))
-
-    def elements(self) -> list[list[Any]]:
-        """Of both sides, where they are lists or sets."""
-        sets = [side if isinstance(side, sp.FiniteSet) else None for side in self.sides]
-        return [list(getattr(each, "_unsorted_args", each.args)) if each else [] for each in sets]
-
-
-def _kind(text: str, expression: Any) -> str:
-    expression = expression.rhs if is_equation(expression) and hasattr(expression, "rhs") else expression
-    if isinstance(expression, sp.FiniteSet):
-        return "set" if r"\{" in text else "list"
-    return "tuple" if isinstance(expression, (sp.Tuple, sp.Interval)) else "other"
-
-
-def _percentage(pair: _Pair) -> str | None:
-    """What a percentage stands for where only one side is one, ``number`` or ``fraction``."""
-    if None not in pair.units() or not pair.differ(_PERCENT):
-        return None
-    return "number" if _equal(*(_expression(_PERCENT.sub("", text)) for text in pair.texts)) else "fraction"
-
-
-def _equations(pair: _Pair) -> set[str]:
-    """Which equations one side has, ``assignment`` or ``equation``, where the other has none."""
-    sides = [[part for part in _parts(side) if is_equation(part)] for side in pair.sides]
-    return set() if all(sides) else {_sets(equation) for side in sides for equation in side}
-
-
-def _sets(equation: Any) -> str:
-    applied = getattr(getattr(getattr(equation, "lhs", None), "func", None), "is_Function", False)
-    return "assignment" if is_assignment_relation(equation) or applied else "equation"
-
-
-def _reordered(pair: _Pair) -> bool:
-    left, right = pair.elements()
-    # Plus and minus have no order.
-    listed = pair.kinds() == {"list"} and r"\pm" not in "".join(pair.texts) and len(left) == len(right)
-    return listed and not all(map(_equal, left, right))
-
-
-def _repeated(pair: _Pair) -> bool:
-    left, right = pair.elements()
-    return bool(left and right) and len(left) != len(right)
-
-
-def _bracketed(pair: _Pair) -> bool:
-    return pair.differ(_SQUARE) and all(isinstance(side, (sp.Tuple, sp.MatrixBase)) for side in pair.sides)
-
-
-def _related(pair: _Pair) -> bool:
-    """Whether one side is an inequality and the other a set."""
-    relations = [side for side in pair.sides if is_relation(side) and not is_equation(side)]
-    return len(relations) == 1 and any(isinstance(side, sp.Set) for side in pair.sides)
-
-
-def _measured(pair: _Pair) -> bool:
-    """Whether a unit is on one side only, or the sides count other things; signs have names of their own."""
-    one, other = pair.units()
-    if pair.differ(MODULUS):
-        return True
-    if one == other or any(pair.differ(sign) for sign in (_CURRENCY, _DEGREES, _PERCENT)):
-        return False
-    return None in (one, other) or conversion(one, other) == 1
-
-
-def _in_other_units(pair: _Pair) -> bool:
-    return not pair.converted and None not in pair.units() and conversion(*pair.units()) != 1
-
-
-def _capitals(pair: _Pair) -> bool:
-    left, right = (sorted(letters(text)) for text in pair.texts)
-    return left != right and sorted(word.lower() for word in left) == sorted(word.lower() for word in right)
-
-
-def _spelled_out(pair: _Pair) -> bool:
-    """Whether one side is a word, and the other its letters."""
-    words = [isinstance(side, sp.Symbol) and len(side.name) > 1 and side.name.isalpha() for side in pair.sides]
-    return any(words) and any(isinstance(side, sp.Mul) for side in pair.sides)
-
-
-def _rounded(pair: _Pair) -> bool:
-    if not all(isinstance(side, sp.Basic) for side in pair.sides) or not any(map(_has_float, pair.sides)):
-        return False
-    exact = ({number: sp.Rational(str(number)) for number in side.atoms(sp.Float)} for side in pair.sides)
-    return not _equal(*(side.xreplace(numbers) for side, numbers in zip(pair.sides, exact, strict=True)))
-
-
-_RELIES_ON: dict[str, Callable[[_Pair], bool]] = {
-    "percent_as_fraction": lambda pair: _percentage(pair) == "fraction",
-    "percent_as_number": lambda pair: _percentage(pair) == "number",
-    "assignment": lambda pair: "assignment" in _equations(pair),
-    "equation": lambda pair: "equation" in _equations(pair),
-    "set_for_tuple": lambda pair: pair.kinds() == {"set", "tuple"},
-    "list_for_tuple": lambda pair: pair.kinds() == {"list", "tuple"},
-    "singleton_set": lambda pair: pair.kinds() in ({"set", "other"}, {"list", "other"}) and not _related(pair),
-    "list_order": _reordered,
-    "duplicates": _repeated,
-    "brackets": _bracketed,
-    "set_for_relation": _related,
-    "units": _measured,
-    "other_units": _in_other_units,
-    "currency": lambda pair: None in pair.units() and pair.differ(_CURRENCY),
-    "degrees": lambda pair: None in pair.units() and pair.differ(_DEGREES),
-    "case": _capitals,
-    "text": _spelled_out,
-    "rounding": _rounded,
-    "base": lambda pair: pair.bases()[0] != pair.bases()[1] and [] in pair.bases(),
-    "other_base": lambda pair: pair.bases()[0] != pair.bases()[1] and [] not in pair.bases(),
-    "approximation": lambda pair: pair.differ(_APPROXIMATELY),
-    "ratio": lambda pair: pair.differ(_RATIO),
-}

@@ -115,11 +115,7 @@ def formula(text: str) -> Any:
     text = MODULUS.sub("", SIGNS.sub("", text))
     text = _INDEXED.sub(r"H_{\1\2\3}", _NAMED.sub(r"\1\2H_{\3}", text))
     text = _GAMMA.sub("H_{g}", text)
-    return _parsed(_spelled(str(normalize_latex(text, _BASIC))))
-
-
-def _spelled(text: str) -> str:
-    return str(normalize_latex(text, _SPELLED))
+    return _parsed(str(normalize_latex(str(normalize_latex(text, _BASIC)), _SPELLED)))
 
 
 def _parsed(text: str) -> Any:
@@ -180,11 +176,6 @@ class _Converter(_Latex2Sympy):
         right = self.convert_postfix_list(arr, i + 1)
         is_matrix = any(getattr(side, "is_Matrix", False) for side in (left, right))
         return self.mat_mul_flat(left, right) if is_matrix else self.mul_flat(left, right)
-
-
-def letters(text: str) -> list[str]:
-    """The words of a text, and letters that stand alone, without commands."""
-    return re.findall("[a-zA-Z]+", _COMMAND.sub(" ", text))
 
 
 def symbols(expression: Any) -> set[Any]:

@@ -203,15 +203,11 @@ def _with_runs(sentence: str) -> tuple[str, list[tuple[int, int]]]:
     if not any(run[0] >= verb for run in formulas):
         spelled = numbers(sentence)
         verb = _last_verb(spelled)
-        found = [run for run in _runs(spelled) if run[0] >= verb and _has_digit(spelled, run)]
+        found = [run for run in _runs(spelled) if run[0] >= verb and re.search(r"\d", spelled[slice(*run)])]
         if found and spelled != sentence:
             return spelled, found
     marked = [run for run in runs if re.search(r"(?:\*\*|__|`|[:：]\s?)\(?\Z", sentence[max(0, run[0] - 4) : run[0]])]
     return sentence, formulas or marked or runs
-
-
-def _has_digit(sentence: str, run: tuple[int, int]) -> bool:
-    return re.search(r"\d", sentence[slice(*run)]) is not None
 
 
 def _last_verb(sentence: str) -> int:

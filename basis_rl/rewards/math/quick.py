@@ -33,13 +33,12 @@ def same_text(gold: str, answer: str) -> bool:
     return any(character.isalnum() for character in gold)
 
 
-def quick_verdict(gold: str, answer: str, any_case: bool = True) -> bool | None:
+def quick_verdict(gold: str, answer: str) -> bool | None:
     """Whether the answer is right, None where only Math-Verify can say.
 
     Args:
         gold: content of the gold's box.
         answer: content of the answer's box.
-        any_case: a capital is the same letter, as to Math-Verify.
     """
     if len(gold) > _LONGEST or len(answer) > _LONGEST:
         return None
@@ -50,7 +49,8 @@ def quick_verdict(gold: str, answer: str, any_case: bool = True) -> bool | None:
     letter = _LETTER.fullmatch(gold)
     other = _LETTER.fullmatch(answer)
     if letter is not None and other is not None:
-        return (letter[1].lower() == other[1].lower()) if any_case else letter[1] == other[1]
+        # A capital is the same letter, as to Math-Verify.
+        return letter[1].lower() == other[1].lower()
     # A letter is no number.
     is_one = letter is not None or other is not None
     return False if is_one and (expected is not None or found is not None) else None

@@ -15,9 +15,8 @@ from basis_rl.rewards.extract import completion_text, is_sentence, last_boxed
 from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
 from basis_rl.rewards.math.notation import normal_form, text_form
 from basis_rl.rewards.math.places import PLACES, MathAnswerIn, find_answer
-from basis_rl.rewards.math.quick import is_time, quick_verdict, same_parts, same_text
+from basis_rl.rewards.math.quick import quick_verdict, same_parts, same_text
 from basis_rl.rewards.math.reading import hedged, in_terms_of, primes_differ, refused_reading
-from basis_rl.rewards.math.rules import RULES, refused
 from basis_rl.rewards.math.screen import screened
 from basis_rl.rewards.thought import AfterThought, Unfinished
 from basis_rl.rewards.workers.calls import WALL_CLOCK, check_limits, worker_policy
@@ -26,15 +25,15 @@ from basis_rl.rewards.workers.pool import Outcome, WorkerPool
 from basis_rl.sandbox.run import fair_share
 
 Rules = Literal["full", "plain"]
+# Raised with every change of what counts as right, so that two gradings are never mixed.
+RULES = 9
 _MEMORY_BYTES = 4 << 30
 # Seconds, at least, from which the limit by the clock follows where Math-Verify has its own limits for each step.
 _PLAIN_TIMEOUT = 5.0
-# Why an answer that was graded is wrong. Math-Verify finds it equal in the first two, and was not asked in the third.
-REJECTED = ("unsound", "quirk", "refused", "unread", "unequal", "prose")
+# Why an answer that was graded is wrong. Math-Verify finds it equal in the first, and was not asked in the second.
+REJECTED = ("unsound", "refused", "unread", "unequal", "prose")
 # Verdicts. Of those on several golds, one of which is enough, the first here is that on the rollout.
-KINDS = ("right", "failed", "late", "misread", "timeout", "screened", *REJECTED, "no_gold")
-# What is noted of a gold by the verdicts on it as an answer, the first that fits.
-_NOTES = {"prose": REJECTED, "misread": ("misread",), "": ("right", "failed")}
+KINDS = ("right", "failed", "late", "timeout", "screened", *REJECTED, "no_gold")
 _METRICS = {"screened": "screened", "timeout": "timeout", "infrastructure": "failed", "over_budget": "late"}
 _METRICS |= {f"rejected/{kind}": kind for kind in REJECTED}
 # If so many golds are sentences without exception, this is not the reward for them.
@@ -61,8 +60,6 @@ class MathVerifyReward(AfterThought, Reward):
         timeout: seconds of CPU time for one answer; an answer that takes more is wrong.
         batch_timeout: seconds by the clock for the rollouts of one call. What is not graded by then is not scored, and
             is graded when it comes again. None: no limit. `check_golds` and `equivalent` have none.
-        allow: those of `basis_rl.rewards.math.rules.QUIRKS` on which a right verdict may rest. None:
-            `basis_rl.rewards.math.rules.DEFAULT_QUIRKS`.
         rules: ``full``; or ``plain``: ``math_verify.verify(parse(gold in a box), parse(rollout))`` and nothing else,
             with Math-Verify's own time limits.
         answer_in: ``box``; ``tag``, ``hashes``, ``last_line``, ``last_number`` (`take_answer`); ``anywhere``: in a box,
@@ -87,7 +84,6 @@ class MathVerifyReward(AfterThought, Reward):
         self,
         num_workers: int | None = None,
         timeout: float = 5.0,
-        allow: Collection[str] | None = None,
         batch_timeout: float | None = 300.0,
         rules: Rules = "full",
         answer_in: MathAnswerIn | None = None,
@@ -96,20 +92,19 @@ class MathVerifyReward(AfterThought, Reward):
     ) -> None:
         workers = fair_share() if num_workers is None else num_workers
         check_limits("math_verify", workers, timeout, _MEMORY_BYTES, batch_timeout)
-        _check_rules(rules, answer_in, allow)
+        _check_rules(rules, answer_in)
         self.batch_timeout = batch_timeout
         self.rules = rules
         self.answer_in = answer_in
         after_think = False if rules == "plain" and after_think is None else after_think
         self._set_thought("math_verify", after_think, unfinished)
-        self.refused = refused([allow] if isinstance(allow, str) else allow)
         self._asks_for_box = True
         worker = Path(__file__).with_name("worker.py")
         # -P: the folder of the script stays off the path, where its files could shadow other modules
         command = [sys.executable, "-P", str(worker), str(timeout)]
         policy = worker_policy(_MEMORY_BYTES, processes=1)
         wall = WALL_CLOCK * (max(timeout, _PLAIN_TIMEOUT) if rules == "plain" else timeout)
-        self._pool = WorkerPool(command, workers, wall, cpu_timeout=timeout, policy=policy)
+        self._pool = WorkerPool(command, workers, wall, policy=policy)
         self._failures = FailureMonitor(name="The grading by Math-Verify")
         self._verdicts = Verdicts()
 
@@ -138,7 +133,6 @@ class MathVerifyReward(AfterThought, Reward):
         """What counts as right."""
         package = f"math-verify {version('math-verify')}"
         parts = [package, "plain" if self.rules == "plain" else f"rules {RULES}"]
-        parts += [f"without {', '.join(self.refused)}"] if self.refused else []
         parts += [f"answer in {self.place}"] if self.place != "box" and self.rules == "full" else []
         return self._with_thought(", ".join(parts))
 
@@ -192,35 +186,22 @@ class MathVerifyReward(AfterThought, Reward):
     def check_golds(self, solution: Column) -> list[int]:
         """Indices of the golds to which no answer could be right: there is nothing in them, or grading them hangs.
 
-        Of a list of golds none does. Those whose grading failed are not among them. What else is wrong with golds is
-        logged (`gold_notes`). From 8 golds on, if every one is a sentence, all are returned: they need another reward.
+        Of a list of golds none does. Those whose grading failed are not among them. Golds that are no formulas are
+        logged. From 8 golds on, if every one is a sentence, all are returned: they need another reward.
         """
-        if len(solution) >= _MANY and all(is_sentence(gold) for cell in solution for gold in gold_answers(cell)):
-            return list(range(len(solution)))
-        found = self._grade_golds(solution)
-        notes = [(i, note) for i, note in enumerate(found) if note]
-        if notes:
-            shown = "; ".join(f"{str(solution[i])[:80]!r} ({note})" for i, note in notes[:5])
-            _log.warning("%d of %d golds may not say what they mean: %s.", len(notes), len(found), shown)
-        return [i for i, note in enumerate(found) if note is None]
-
-    def gold_notes(self, solution: Column) -> dict[int, str]:
-        """Golds that are graded otherwise than a reader may expect, by their index: why.
-
-        ``prose``: no formula; only its own text is right. ``misread``: Math-Verify alone takes it for something that
-        lacks its numbers or symbols (``2x^2 + 3y^2 = d`` for 3, d being a unit); here it is graded as what it says.
-        """
-        return {i: note for i, note in enumerate(self._grade_golds(solution)) if note}
-
-    def _grade_golds(self, solution: Column) -> list[str | None]:
-        """For each cell a key of `_NOTES`; None if no answer could be right."""
         golds = [gold_answers(cell) for cell in solution]
+        if len(golds) >= _MANY and all(is_sentence(gold) for row in golds for gold in row):
+            return list(range(len(golds)))
         pairs = {gold: (gold, self._written(gold)) for row in golds for gold in row}
         graded = self._grade(list(pairs.values()), check=True)
         verdicts = [["no_gold" if _is_missing(gold) else graded[pairs[gold]] for gold in row] for row in golds]
         self._record(list(map(_overall, verdicts)))
         kinds = [set(map(_kind, row)) for row in verdicts]
-        return [next((note for note, of in _NOTES.items() if not row.isdisjoint(of)), None) for row in kinds]
+        if prose := [i for i, row in enumerate(kinds) if not row.isdisjoint(REJECTED)]:
+            shown = "; ".join(repr(str(solution[i])[:80]) for i in prose[:5])
+            message = "%d of %d golds are no formulas, so that only their own text is right: %s."
+            _log.warning(message, len(prose), len(kinds), shown)
+        return [i for i, row in enumerate(kinds) if row.isdisjoint(("right", "failed", *REJECTED))]
 
     def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Whether the two answers of each pair, contents of boxes, are the same one, by the rules of the grading."""
@@ -268,13 +249,9 @@ class MathVerifyReward(AfterThought, Reward):
         """Verdicts of pairs of normal forms."""
         quick = {pair: self._without_worker(pair, check) for pair in pairs}
         graded = {pair: verdict for pair, verdict in quick.items() if verdict is not None}
-        if check:
-            # To Math-Verify a time of day is a ratio.
-            graded.update({pair: "misread" for pair, v in graded.items() if v == "right" and is_time(pair[0])})
         graded.update(self._verdicts.find(pair for pair in quick if pair not in graded))
         new = [pair for pair in quick if pair not in graded]
-        options = {"refuse": list(self.refused), "check": check}
-        tasks = [{"gold": gold, "answer": answer, **options} for gold, answer in new]
+        tasks = [{"gold": gold, "answer": answer, "check": check} for gold, answer in new]
         outcomes = self._pool.run(tasks, seconds=seconds)
         fresh = {pair: _verdict(outcome) for pair, outcome in zip(new, outcomes, strict=True)}
         # What failed is not the answer's doing, and may go well the next time.
@@ -291,8 +268,6 @@ class MathVerifyReward(AfterThought, Reward):
             return "refused: colon"
         if right is None:
             right = quick_verdict(gold, answer)
-            if right and "case" in self.refused and not quick_verdict(gold, answer, any_case=False):
-                return "quirk: case"
         if right is not None:
             return "right" if right else "unequal"
         if refused_reading(gold):
@@ -301,13 +276,12 @@ class MathVerifyReward(AfterThought, Reward):
         return f"refused: {reason}" if reason else None
 
 
-def _check_rules(rules: str, answer_in: str | None, allow: Collection[str] | None) -> None:
+def _check_rules(rules: str, answer_in: str | None) -> None:
     """Raises ValueError for unknown rules or an unknown place, or what ``plain`` leaves no choice about."""
     check_choice("math_verify", "rules", rules, Rules)
     check_choice("math_verify", "answer_in", "box" if answer_in is None else answer_in, MathAnswerIn)
-    if rules == "plain" and (allow is not None or answer_in not in (None, "anywhere", "auto")):
-        given = "allow" if allow is not None else f"answer_in: {answer_in}"
-        raise ValueError(f"math_verify: rules: plain is Math-Verify as it is. Leave {given} out, or take rules: full.")
+    if rules == "plain" and answer_in not in (None, "anywhere", "auto"):
+        raise ValueError(f"math_verify: rules: plain reads the whole rollout. Leave answer_in: {answer_in} out.")
 
 
 def _verdict(outcome: Outcome) -> Verdict:
@@ -315,7 +289,7 @@ def _verdict(outcome: Outcome) -> Verdict:
         return "failed" if outcome.failed else "timeout" if outcome.status == "timeout" else "late"
     # If grading fails, also because memory ran out, the answer is wrong.
     verdict: Verdict = outcome.value.get("verdict", "unread: error")
-    return "misread" if verdict == "right" and outcome.value.get("misread") else verdict
+    return verdict
 
 
 def _pairs(solution: Column, answers: Sequence[str | None]) -> list[list[Pair]]:

@@ -1,8 +1,7 @@
 """The process that grades. Run as a script by `WorkerPool`; loads only what it needs of basis_rl, by path.
 
 The arguments of `basis_rl.rewards.math.grading.grade` in, ``{"verdict": ...}`` out, in its words; or ``{"error":
-...}``, also if memory runs out. With ``check`` also whether Math-Verify alone would take the gold for something else,
-``"misread": true | false``.
+...}``, also if memory runs out.
 
 With ``text``, that of a rollout, and ``gold`` the verdict is Math-Verify's own.
 """
@@ -52,8 +51,7 @@ def answer(task: dict[str, Any]) -> dict[str, Any]:
     if "text" in task:
         signal.setitimer(signal.ITIMER_PROF, _PLAIN_SECONDS)
         return {"verdict": _WORDS[_loaded["plain_verdict"](task["gold"], task["text"])]}
-    misread = {"misread": _loaded["misread"](task["gold"])} if task.get("check") else {}
-    return {"verdict": _loaded["grade"](**task), **misread}
+    return {"verdict": _loaded["grade"](**task)}
 
 
 if __name__ == "__main__":

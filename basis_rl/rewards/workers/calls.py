@@ -83,9 +83,7 @@ class Calls:
         wall = WALL_CLOCK * timeout if wall_timeout is None else wall_timeout
         self._env = variables(f"{name}: env", env)
         self._what = f"The reward function '{Path(target).name}'"
-        self._pool = WorkerPool(
-            command, num_workers, wall, cpu_timeout=timeout, policy=policy, env=self._env, name=self._what
-        )
+        self._pool = WorkerPool(command, num_workers, wall, policy=policy, env=self._env, name=self._what)
         self._failures = FailureMonitor(name=self._what)
 
     def describe(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
-from basis_rl.rewards.workers.process import Worker, resident_bytes
+from basis_rl.rewards.workers.process import Worker
 from basis_rl.sandbox import Policy
 
 _STARTUP_SECONDS = 120.0
@@ -25,9 +25,8 @@ _START_ATTEMPTS = 4
 # Attempts for a task whose worker dies; more if it was killed from outside, which says less about the task.
 _ATTEMPTS = 2
 _ATTEMPTS_IF_KILLED = 5
-# Tasks, and bytes of resident memory, after which a worker is replaced, since what it calls may leak.
+# Tasks after which a worker is replaced, since what it calls may leak.
 _MOST_TASKS = 5000
-_MOST_GROWTH = 1 << 30
 # Seconds without the end of a task after which this is logged, then after twice as many, and so on.
 _SILENCE = 30.0
 _log = logging.getLogger(__name__)
@@ -39,11 +38,11 @@ Status = Literal["ok", "timeout", "crashed", "starved", "late", "over_budget"]
 class Outcome:
     """How one task ended; `value` is what the worker answered, empty unless `status` is ``ok``.
 
-    ``timeout``: the task itself took more CPU time than a task may, or slept until its wall-clock limit. The next three
-    say nothing about the task (`failed`):
+    ``timeout``: the task itself took more CPU time than a task may, or, outside of a sandbox, where it may have waited
+    for something, more time by the clock. The next three say nothing about the task (`failed`):
 
     - ``crashed``: the worker died on it, twice; or was killed from outside five times.
-    - ``starved``: it reached its wall-clock limit twice, without the CPU time that is granted to it.
+    - ``starved``: in a sandbox it reached its wall-clock limit twice, without the CPU time that is granted to it.
     - ``late``: the whole batch reached its deadline first.
 
     ``over_budget``: the time that the caller granted to the whole batch ended first; nothing failed.
@@ -75,16 +74,14 @@ class WorkerPool:
     tried once more on a fresh one. Safe to call from any thread, one batch at a time. Workers are started by
     subprocess, never by a fork of this process, which may hold CUDA and many threads.
 
-    A hard task is ended by its CPU time, and the wall-clock limit is the fallback: if a task
-    reaches it because its worker slept, that is a ``timeout``; if not, the machine was busy, and the task is tried once
-    more. n tasks take at most ``2 * ceil(n / size) * timeout`` seconds and 2 startups (120 s each at most), whatever
-    they do.
+    A hard task is ended by its CPU time, and the wall-clock limit is the fallback. In a sandbox nothing can be waited
+    for: a task that reaches it has met a busy machine, and is tried once more. n tasks take at most
+    ``2 * ceil(n / size) * timeout`` seconds and 2 startups (120 s each at most), whatever they do.
 
     Args:
         command: how to start a worker; it speaks the protocol of `basis_rl.rewards.workers.serve_tasks`.
         size: number of processes. They start with the first batch, unless `start` is called before.
         timeout: seconds for a task, wall clock.
-        cpu_timeout: seconds of CPU time after which the worker ends itself by SIGPROF.
         policy: what a worker may do (`basis_rl.sandbox`), each in a temporary folder of its own, which is removed with
             it. None: no sandbox.
         env: variables that workers have besides paths and language, if they are in no sandbox.
@@ -97,7 +94,6 @@ class WorkerPool:
         size: int,
         timeout: float,
         *,
-        cpu_timeout: float,
         policy: Policy | None = None,
         env: Mapping[str, str] | None = None,
         name: str = "The grading",
@@ -105,22 +101,13 @@ class WorkerPool:
         self.command = list(command)
         self.size = size
         self.timeout = timeout
-        self.cpu_timeout = cpu_timeout
         self.policy = policy
         self.env = env
         self.name = name
-        self._own()
-
-    def _own(self) -> None:
         self._owner = os.getpid()
         self._workers: list[Worker] = []
         self._lock = threading.Lock()
         weakref.finalize(self, _close_all, self._workers, self._owner)
-
-    def _own_if_forked(self) -> None:
-        """After a fork, workers, lock and sockets are those of the other process."""
-        if os.getpid() != self._owner:
-            self._own()
 
     def run(self, tasks: Sequence[dict[str, Any]], seconds: float | None = None) -> list[Outcome]:
         """Outcome of every task, in input order.
@@ -135,13 +122,11 @@ class WorkerPool:
         """
         if not tasks:
             return []
-        self._own_if_forked()
         with self._lock:
             return _Batch(self, tasks, seconds).run()
 
     def start(self) -> None:
         """Start the workers without waiting for them. If one cannot start, the next `run` reports it."""
-        self._own_if_forked()
         with self._lock, suppress(OSError):
             while len(self._workers) < self.size:
                 self._workers.append(self.worker())
@@ -213,10 +198,8 @@ class _Batch:
                 worker.dispatch(index, self.tasks[index], self.pool.timeout)
 
     def _worn_out(self, worker: Worker) -> bool:
-        """Whether a worker has exited, has done many tasks, or has grown much."""
-        ended = worker.ready and worker.process.poll() is not None
-        growth = resident_bytes(worker.pid) - worker.bytes_at_start
-        return ended or worker.tasks >= _MOST_TASKS or growth > _MOST_GROWTH
+        """Whether a worker has exited, or has done many tasks."""
+        return worker.tasks >= _MOST_TASKS or (worker.ready and worker.process.poll() is not None)
 
     def _tell_silence(self) -> None:
         """Log, ever more rarely, that no task ends."""
@@ -230,14 +213,10 @@ class _Batch:
         busy = [worker for worker in self.pool._workers if worker.task is not None or not worker.ready]
         with selectors.DefaultSelector() as selector:
             for worker in busy:
-                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outbox else 0)
-                selector.register(worker.fd, events, worker)
+                selector.register(worker.fd, selectors.EVENT_READ, worker)
             until = min([self.deadline, self.heard + self.silence, *(worker.deadline for worker in busy)])
-            for key, events in selector.select(max(0.0, until - time.monotonic())):
-                if events & selectors.EVENT_WRITE:
-                    key.data.write()
-                if events & selectors.EVENT_READ:
-                    self._receive(key.data)
+            for key, _ in selector.select(max(0.0, until - time.monotonic())):
+                self._receive(key.data)
         for worker in busy:
             if worker in self.pool._workers and time.monotonic() > worker.deadline:
                 self._ends(worker, expired=True)
@@ -251,6 +230,8 @@ class _Batch:
             self.failed_starts = 0
         elif answer is not None:
             self.outcomes[worker.has_answered()] = Outcome("ok", answer)
+            # What has filled the memory may be held for good.
+            worker.tasks = _MOST_TASKS if "memory" in answer else worker.tasks
             self.heard = time.monotonic()
             self.silence = _SILENCE
 
@@ -261,7 +242,7 @@ class _Batch:
         if not worker.ready:
             self._start_failed(worker.last_words())
         elif worker.task is not None and expired:
-            if worker.slept():
+            if self.pool.policy is None:
                 self.outcomes[worker.task] = Outcome("timeout", {})
             else:
                 self._again(worker.task, "starved", _ATTEMPTS)

@@ -7,13 +7,11 @@ import json
 import os
 import signal
 import socket
-import struct
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 from basis_rl.sandbox import Policy, environment, remove_folder, sandboxed
@@ -24,13 +22,8 @@ _FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 # Bytes: a worker that sends more breaks the protocol, and could fill the trainer's memory.
 _LONGEST_ANSWER = 1 << 22
-# Struct ucred: process, user, group.
-_CREDENTIALS = struct.Struct("3i")
-# Seconds for a process to exit after it was asked to.
+# Seconds for a process to exit after it was asked to, or to read a task.
 PATIENCE = 5.0
-# Seconds between two looks at a thread: many of the kernel's ticks, in which a running thread's CPU time must have
-# grown.
-_LOOK = 0.1
 
 
 class Worker:
@@ -58,10 +51,6 @@ class Worker:
         self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         self._socket, theirs = socket.socketpair()
         try:
-            if hasattr(socket, "SO_PASSCRED"):
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            # Non-blocking: a worker that does not read must not block the trainer's write.
-            self._socket.setblocking(False)
             command, env = self._shut_in(command)
             self.process = subprocess.Popen(
                 command,
@@ -78,19 +67,13 @@ class Worker:
         finally:
             theirs.close()
         self.fd = self._socket.fileno()
-        # Its first message has it, on systems that pass credentials with a message; else None.
-        self.pid: int | None = None
         self.buffer = b""
-        self.outbox = b""
         self.ended = False
         self.ready = False
         # The number of the task that it is working on.
         self.task: int | None = None
         self.tasks = 0
-        self.began = time.monotonic()
-        self.deadline = self.began + patience
-        self.bytes_at_start = 0
-        self._wanted: dict[str, float] = {}
+        self.deadline = time.monotonic() + patience
 
     def _shut_in(self, command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         if self.policy is None:
@@ -104,27 +87,19 @@ class Worker:
         """Send a task, which has `timeout` seconds."""
         self.task = number
         self.tasks += 1
-        self.began = time.monotonic()
-        self.deadline = self.began + timeout
-        self._wanted = {thread: wanted for thread, (_, wanted) in _threads(self.pid).items()}
-        self.outbox = json.dumps(task).encode() + b"\n"
-        self.write()
-
-    def write(self) -> None:
-        """Send as much of the tasks as the pipe takes."""
-        try:
-            self.outbox = self.outbox[self._socket.send(self.outbox) :]
-        except BlockingIOError:
-            pass
-        except (BrokenPipeError, ConnectionResetError):
-            # A dead worker is seen as end of file on its output.
-            self.outbox = b""
+        self.deadline = time.monotonic() + timeout
+        # One that is dead, or does not read, is noticed by its output or at its deadline.
+        self._socket.settimeout(PATIENCE)
+        with contextlib.suppress(OSError):
+            self._socket.sendall(json.dumps(task).encode() + b"\n")
 
     def read(self) -> dict[str, Any] | Literal["lost"] | None:
-        """The answer; None if it is not complete yet; ``"lost"`` if the process is gone or breaks the protocol."""
-        chunk = self._receive()
-        if chunk is None:
-            return None
+        """The answer, once there is something to read; None if it is not complete yet; ``"lost"`` if the process is gone
+        or breaks the protocol."""
+        try:
+            chunk = self._socket.recv(1 << 16)
+        except ConnectionError:
+            chunk = b""
         self.ended = not chunk
         line, newline, more = (self.buffer + chunk).partition(b"\n")
         # What follows the answer would be taken for the answer to the next task.
@@ -140,26 +115,9 @@ class Worker:
             return "lost"
         return answer if isinstance(answer, dict) else "lost"
 
-    def _receive(self) -> bytes | None:
-        """The bytes that have arrived; None if there are none yet, empty at end of file."""
-        try:
-            if self.ready:
-                return self._socket.recv(1 << 16)
-            chunk, messages, _, _ = self._socket.recvmsg(1 << 16, socket.CMSG_SPACE(_CREDENTIALS.size))
-        except BlockingIOError:
-            return None
-        except ConnectionError:
-            return b""
-        for _, kind, data in messages:
-            # The kernel translates the sender's PID out of its namespace into ours.
-            if kind == getattr(socket, "SCM_CREDENTIALS", None) and chunk:
-                self.pid = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])[0] or None
-        return chunk
-
     def has_started(self) -> None:
         self.ready = True
         self.deadline = float("inf")
-        self.bytes_at_start = resident_bytes(self.pid)
 
     def has_answered(self) -> int:
         """The number of the task."""
@@ -167,31 +125,7 @@ class Worker:
         self.task = None
         assert done is not None
         self.deadline = float("inf")
-        self.outbox = b""
         return done
-
-    def slept(self) -> bool | None:
-        """Whether the process has spent most of the task's time neither computing nor waiting for a processor.
-
-        None where this system does not tell.
-        """
-        threads = _threads(self.pid)
-        if not threads or not self._wanted:
-            return None
-        if any(state in "DTt" for state, _ in threads.values()):
-            # A thread that waits for disk or memory (D) or was stopped (T, t) does not sleep of its own accord.
-            return False
-        awake = {thread for thread, (state, _) in threads.items() if state == "R"}
-        # It computes, or waits for a processor. The kernel accounts for such a wait only when it is over, so look a
-        # second time.
-        if awake:
-            time.sleep(_LOOK)
-            before = threads
-            threads = _threads(self.pid)
-            if any(threads.get(thread) == before[thread] for thread in awake):
-                return False
-        wanted = sum(wanted - self._wanted.get(thread, 0.0) for thread, (_, wanted) in threads.items())
-        return wanted < 0.5 * (time.monotonic() - self.began)
 
     def ask_to_end(self) -> None:
         """Send the signal that ends it, and do not wait, so that many workers can end at the same time."""
@@ -230,29 +164,3 @@ class Worker:
         """What it has written to the standard error."""
         self.stderr.seek(0)
         return self.stderr.read().decode(errors="replace")[-2000:].strip()
-
-
-def resident_bytes(pid: int | None) -> int:
-    """Memory that a process has; 0 where the system does not tell."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-def _threads(pid: int | None) -> dict[str, tuple[str, float]]:
-    """State of each thread of a process, one letter, and the seconds that it has computed or waited for a processor.
-
-    Empty where the system does not tell.
-    """
-    found: dict[str, tuple[str, float]] = {}
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            place = Path(f"/proc/{pid}/task/{thread}")
-            # A thread may end between the two reads.
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                state = (place / "stat").read_text().rpartition(")")[2].split()[0]
-                # Read after the state: if the thread sleeps, the account already holds all that it waited before.
-                computed, waited, _ = (place / "schedstat").read_text().split()
-                found[thread] = state, (int(computed) + int(waited)) / 1e9
-    return found

@@ -166,10 +166,10 @@ SOLVED = "a, b = map(int, input().split())\nprint(a + b)"
 @pytest.mark.parametrize("text", [
     f"```python\n{SOLVED}\n```\nIts output:\n```\n3\n```\n",
     f"```\n{SOLVED}\n```\nIts output:\n```\n3\n```\nor\n```\nyes it is\n```\n",
-    f"As follows:```python title=\"a.py\"\n{SOLVED}```\nIts output:\n```\n3\n```\n",
+    f"As follows:```python title=\"a.py\"\n{SOLVED}\n```\nIts output:\n```\n3\n```\n",
     f"1. So:\n   ~~~py\n   {SOLVED.replace(chr(10), chr(10) + '   ')}\n   ~~~\n",
     f"```python\n# ends in ```\n{SOLVED}\n```\n",
-], ids=["output behind", "bare output behind", "glued", "indented", "fence in a comment"])  # fmt: skip
+], ids=["output behind", "bare output behind", "text before", "indented", "fence in a comment"])  # fmt: skip
 def test_the_program_is_found_among_other_blocks(reward, text):
     assert reward([], [text], solution=[ADD_IO]) == [1.0]
 
@@ -297,25 +297,16 @@ def test_numpy_may_ask_a_result_for_anything_and_tests_may_not():
 
 
 @needs_sandbox
-def test_programs_that_need_most_of_the_time_of_a_batch_are_scored():
-    reward = CodeReward(num_workers=1, timeout=3, batch_timeout=10.0)
-    slow = [fenced(f"import time\ntime.sleep(1.5)\n{SOLVED}\n# {i}") for i in range(4)]
-    assert reward([], slow, solution=[{"inputs": ["1 2"], "outputs": ["3"]}] * 4) == [1.0] * 4
-
-
-@needs_sandbox
 def test_numpy_is_there_and_no_other_package():
     reward = CodeReward(num_workers=1)
     asserts = ["assert mean([1, 2, 4]) == 7 / 3"]
     array = ["assert mean([1, 2, 4]) == [1, 2, 4]"]
-    tests_use_it = ["import numpy as np\nassert np.allclose(mean([1, 2]), [1, 2])"]
     call = {"fn_name": "mean", "inputs": [[[1, 2, 4]]], "outputs": [7]}
     program = "import numpy as np\nprint(np.array(input().split(), dtype=int).sum())"
     rows = [
         (program, ADD_IO, 1.0),
         ("import numpy as np\ndef mean(x): return np.mean(x)", asserts, 1.0),
         ("import numpy as np\ndef mean(x): return np.array(x)", array, 1.0),
-        ("import numpy as np\ndef mean(x): return np.array(x)", tests_use_it, 1.0),
         ("import numpy as np\ndef mean(x): return np.sum(x)", call, 1.0),
         ("import numpy as np\ndef mean(x): return np.array(x, dtype=object) if x else object()", asserts, 0.0),
         ("import pytest\n" + program, ADD_IO, 0.0),

@@ -1,13 +1,11 @@
 """The benchmarks of the grading at a small size: free points, rollouts, fuzzed answers."""
 
-import json
 from fractions import Fraction
 
 import pytest
 
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rewards.extract import last_boxed
-from benchmarks.reward.cases import FEW, cases
+from benchmarks.reward.cases import FEW
 from benchmarks.reward.fuzz import contradicted, inputs, probe_all
 from benchmarks.reward.hacking import FEW_AND_HARD, Gold, Template, accepted_by, is_one_of, pairs, run, templates
 
@@ -51,46 +49,11 @@ def test_templates_know_for_which_golds_they_are_right():
     assert accepted_by(times, five) is None
     assert accepted_by(Template("0.0", is_one_of("0.0")), zero) == "right"
     assert next(t for t in templates() if t.text == r"V\%").row == "percent_as_number"
-    one, letter = is_one_of("1"), is_one_of("e")
-    for right, golds, others in (
-        (one, ("$k=1$", "1_6", "f(x) = 1"), ("$k=2$", "11_6", "x+1")),
-        (letter, (r"\text{(E)}", r"\text{E}", "E", "e"), ("D", r"\text{Evelyn}", r"\text{D}")),
-        (next(template for template in templates() if template.text == "V^{N}").right, ("1.0", "1"), ("2.0", "11.0")),
-    ):
-        assert all(right(Gold(text, None, 1234)) for text in golds)
-        assert not any(right(Gold(text, None, 1234)) for text in others)
     pair = Template("A B", numerals_only=True)
     first, second = map(int, pair.fill(five).removeprefix(r"So the answer is \boxed{").removesuffix("}.").split())
     assert first + second == 5
     assert pair.fill(Gold(r"\frac{1}{2}", None, 1234)) is None
     assert pair.fill(Gold("7e37", Fraction(7 * 10**37), 1234)) is None
-
-
-def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.reward.hacking._CHUNK", 100)
-    chosen, file, lax = list(pairs(FEW, 250, seed=1)), tmp_path / "progress.jsonl", Lax()
-    first = run(lax, chosen, file)
-    lines = file.read_text().splitlines()
-    assert [json.loads(line)["chunk"] for line in lines] == [0, 100, 200]
-    file.write_text("\n".join(lines[:2]) + "\n")
-    assert run(lax, chosen, file) == first
-    assert lax.asked == 250 + 50
-    other = Lax()
-    other.version = "another"
-    run(other, chosen, file)
-    assert other.asked == 250
-
-
-def test_cases_are_the_same_for_a_seed_and_of_all_kinds():
-    batch = cases(FEW, 400, seed=1)
-    assert batch == cases(FEW, 400, seed=1) != cases(FEW, 400, seed=2)
-    kinds = {case.kind.split(":")[0] for case in batch}
-    assert kinds == {"right", "wrong", "malformed"}
-    for case in batch:
-        if case.kind in ("malformed: no box", "malformed: cut off", "malformed: unclosed box"):
-            assert last_boxed(case.completion) is None
-        if case.kind == "right: as it is":
-            assert last_boxed(case.completion) == case.gold
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ import pytest
 
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.math.places import find_answer
-from basis_rl.rewards.math.rules import RULES
+from basis_rl.rewards.math.reward import RULES
 from tests.rewards.growth import grows_linearly
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
@@ -73,27 +73,6 @@ def test_a_rollout_of_a_megabyte_is_searched_from_its_end(made, piece):
     assert grade(made(answer_in="anywhere"), f"$ {text}\nSo it is $x+33$.", "33+x") == 1.0
 
 
-THOUGHTS = {
-    "no thought": (BOX, 1.0),
-    "in a closed thought": (rf"<think>{BOX}</think>\boxed{{6}}", 0.0),
-    "only in a closed thought": (f"<think>{BOX}</think>done", 0.0),
-    "in one that is never closed": (f"<think>So {BOX}, but wait", 0.0),
-    "before one that is never closed": (f"<think>a</think>{BOX}<think>no", 0.0),
-    "behind the thought": (rf"<think>\boxed{{6}}</think>{BOX}", 1.0),
-    "behind the last one": (rf"<think>a</think>\boxed{{6}}<think>b</think>{BOX}", 1.0),
-}
-
-
-@pytest.mark.parametrize("case", THOUGHTS)
-def test_only_what_follows_the_thought_counts(made, case):
-    text, score = THOUGHTS[case]
-    reward = made(after_think=True)
-    talk = [{"role": "assistant", "content": text}]
-    assert [grade(reward, text, "5"), grade(reward, talk, "5")] == [score, score]
-    # As before without it: the last box of all.
-    assert grade(made(after_think=False), text, "5") == (0.0 if case == "in a closed thought" else 1.0)
-
-
 def test_a_thought_that_the_prompt_opens_has_to_be_closed(made):
     reward = made(after_think=True)
     assert grade(reward, f"hm {BOX}", "5", ["2 + 3 =<think>\n"]) == 0.0
@@ -141,7 +120,7 @@ def test_from_python_one_warning(made, caplog):
 def test_settings_are_part_of_the_version(made):
     assert f"rules {RULES}" in made().version
     settings = [
-        {}, {"rules": "plain"}, {"rules": "plain", "after_think": True}, {"after_think": True}, {"allow": []},
+        {}, {"rules": "plain"}, {"rules": "plain", "after_think": True}, {"after_think": True},
         *({"answer_in": where} for where in ("tag", "hashes", "last_line", "last_number", "anywhere")),
     ]  # fmt: skip
     assert len({made(**given).version for given in settings}) == len(settings)
@@ -151,7 +130,6 @@ def test_settings_are_part_of_the_version(made):
 WRONG = (
     {"rules": "strict"},
     {"answer_in": "whole"},
-    {"rules": "plain", "allow": []},
     {"rules": "plain", "answer_in": "tag"},
 )
 

@@ -6,18 +6,15 @@ from collections import Counter
 import pytest
 
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rewards.math.grading import _equal, _gold_reading, grade
+from basis_rl.rewards.math.grading import _equal, _gold_reading
 from basis_rl.rewards.math.latex import readings
 from basis_rl.rewards.math.notation import normal_form
-from basis_rl.rewards.math.quick import quick_verdict
 from basis_rl.rewards.math.reading import in_terms_of
 from basis_rl.rewards.math.reward import KINDS, REJECTED
-from basis_rl.rewards.math.rules import QUIRKS
 from basis_rl.rewards.math.screen import LIMITS
 from basis_rl.rewards.workers.pool import Outcome, WorkerPool
 from tests.rewards.math.test_differences import CASES
 from tests.rewards.math.test_kinds import KINDS as TABLE
-from tests.rewards.math.test_quick import numerals
 from tests.rewards.math.test_rules import DOCS, pairs, rows
 
 WRONG = [
@@ -26,10 +23,9 @@ WRONG = [
     *((gold, answer) for kind in TABLE["wrong"].values() for gold, *answers in kind for answer in answers),
     *map(tuple, CASES["pairs"]),
 ]
-UNSOUND = ("chain", "interval", "infinity", "modulus", "approximation", "symbol", "near")
+UNSOUND = ("chain", "interval", "infinity", "modulus", "unit", "base", "approximation", "symbol", "near")
 DETAILS = {
     "unsound": UNSOUND,
-    "quirk": QUIRKS,
     "refused": ("beside", "dots", "builder", "hedged", "prime", "colon"),
     "screened": tuple(LIMITS),
 }
@@ -50,6 +46,8 @@ EXAMPLES = {
     "unsound: interval": ("5", r"[5, 5]"),
     "unsound: infinity": (r"(-\infty,\infty)", r"[-\infty, \infty]"),
     "unsound: modulus": (r"7 \pmod{10}", r"7 \pmod{5}"),
+    "unsound: unit": (r"6\text{ cm}", r"6\text{ mm}"),
+    "unsound: base": ("110_2", "110_3"),
     "unsound: approximation": ("5", r"5 \approx 7"),
     "unsound: symbol": ("0", r"0 \cdot a"),
     "unsound: near": (r"\frac{1}{2006!}", r"\frac{1}{2004!}"),
@@ -93,7 +91,7 @@ def test_every_wrong_answer_has_one_that_is_known(reward):
         kind, _, detail = verdict.partition(": ")
         assert kind in (*REJECTED, "screened", "timeout", "no box")
         assert detail in DETAILS.get(kind, ("",))
-    assert {kind for kind in DETAILS if kind != "quirk"} <= {verdict.partition(":")[0] for verdict in wrong}
+    assert set(DETAILS) <= {verdict.partition(":")[0] for verdict in wrong}
     # The shares are those of the verdicts, and leave out only what is right.
     shares = Counter(verdict.partition(":")[0] for verdict in found)
     assert {name: metrics[f"reward/rejected/{name}"] * len(WRONG) for name in REJECTED} == pytest.approx(
@@ -132,29 +130,6 @@ def test_reasons_are_the_same_a_second_time_and_from_other_processes(remembered,
     other.close()
 
 
-def test_the_quick_way_says_what_a_worker_does():
-    texts = numerals((0, 7, 1000))[::9]
-    compared = 0
-    for gold in [*texts, "A", r"\text{(B)}"]:
-        for answer in [*texts[::5], "b"]:
-            quick = quick_verdict(gold, answer)
-            if quick is not None:
-                assert grade(gold, answer) == ("right" if quick else "unequal"), (gold, answer)
-                compared += 1
-    assert compared > 100
-
-
-def test_each_quirk_that_is_not_allowed_is_the_reason():
-    strict = MathVerifyReward(num_workers=1, allow=[])
-    given = [(gold, answer) for _, _, gold, answer in rows("quirks")]
-    found = verdicts(strict, given)[0]
-    assert {verdict.partition(": ")[0] for verdict in found} == {"quirk"}
-    # Where an answer rests on two, the first is named.
-    same = [verdict == f"quirk: {name}" for verdict, (name, *_) in zip(found, rows("quirks"), strict=True)]
-    assert same.count(True) > 15
-    assert verdicts(strict, [("A", r"\text{(a)}"), ("A", "b")])[0] == ["quirk: case", "unequal"]
-
-
 @pytest.mark.parametrize(
     ("golds", "answer", "verdict"),
     [
@@ -169,30 +144,10 @@ def test_of_several_golds_the_one_that_says_most(golds, answer, verdict, reward)
     assert verdicts(reward, [(golds, answer)])[0] == verdicts(reward, [(golds[::-1], answer)])[0] == [verdict]
 
 
-def test_of_several_golds_prose_is_noted_before_what_is_misread(reward):
-    assert reward.gold_notes(["6m", ["6m", "1 2 3"], ["7", "6m"]]) == {0: "misread", 1: "prose", 2: "misread"}
-
-
-def test_a_grading_that_raises_is_a_reason_too(monkeypatch):
-    reward = MathVerifyReward(num_workers=1)
-    monkeypatch.setattr(reward, "_pool", type("Pool", (), {"run": lambda self, tasks, **given: self.outcomes})())
-    for outcome, verdict, score in (
-        (Outcome("ok", {"error": "MemoryError"}), "unread: error", 0.0),
-        (Outcome("timeout", {}), "timeout", 0.0),
-        (Outcome("crashed", {}), "failed", None),
-        (Outcome("over_budget", {}), "late", None),
-    ):
-        reward._pool.outcomes = [outcome]
-        reward._verdicts = type(reward._verdicts)()
-        found, scores, _ = verdicts(reward, [("x+1", "y+1")])
-        assert (found, scores) == ([verdict], [score])
-        assert verdict.partition(":")[0] in KINDS
-
-
 def test_the_docs_have_every_reason():
     section = DOCS.read_text().partition("## Why an answer was wrong")[2].partition("\n## ")[0]
     named = {word for name in re.findall("`([^`]+)`", section) for word in name.split(": ")}
-    assert {*KINDS, *(word for kind in DETAILS.values() for word in kind)} - {*QUIRKS, "misread", "right"} <= named
+    assert {*KINDS, *(word for kind in DETAILS.values() for word in kind)} - {"right"} <= named
 
 
 def test_the_answer_that_was_read_is_told(reward):

@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -94,13 +93,3 @@ def test_time_grows_with_the_length_and_no_faster(piece, work):
     small, large = (seconds(of_size, size) for size in SIZES)
     # Eight times the length: linear is a factor of 8, quadratic one of 64, and 40 s at 1e-9 s a pair of characters.
     assert large < 30 * max(small, 0.002)
-
-
-@pytest.mark.parametrize("name", LIMITS)
-def test_every_measure_is_bounded_at_the_longest_text_that_is_measured(name):
-    # A gold of 2,000 characters lets answers of 4,000 through to the other measures.
-    for piece in ("(", "9", r"\sin(", "9^{9}", "9^", "9!", r"\cup ", "9^{9^{", "!)", "99999999999999999999!!"):
-        text = (piece * 4_000)[:4_000]
-        began = time.process_time()
-        measure(name, text)
-        assert time.process_time() - began < 0.5

@@ -39,16 +39,6 @@ def test_against_a_plain_loop(monkeypatch):
             assert raises(monitor, size - failed, failed) == (failed > 0 and bad > limit * max(n, minimum))
 
 
-def test_old_failures_are_forgotten_and_a_good_batch_never_raises(monkeypatch):
-    assert [raises(FailureMonitor("x"), *counts) for counts in ((9, 1), (0, 5), (0, 6))] == [0, 0, 1]
-    limits(monkeypatch, 0.05, 100, 50)
-    monitor = FailureMonitor("x")
-    assert raises(monitor, 90, 10)
-    assert not raises(monitor, 10, 0)
-    assert not raises(monitor, 100, 0)
-    assert not raises(monitor, 99, 1)
-
-
 @pytest.fixture
 def broken(monkeypatch):
     """A reward whose pool fails at every answer with a 9, and finds the others right."""
@@ -86,12 +76,6 @@ def test_whose_failure_counts(broken, monkeypatch):
     raised = Outcome("ok", {"error": "out of memory"})
     monkeypatch.setattr(broken._pool, "run", lambda tasks, **given: [raised] * len(tasks))
     assert broken([], [r"\boxed{x_2}"], ["y"]) == [0.0]
-
-
-def test_a_failed_grading_is_tried_anew_the_next_time(broken, monkeypatch):
-    assert broken([], [r"\boxed{x_9}"], ["y"]) == [None]
-    monkeypatch.setattr(broken._pool, "run", lambda tasks, **given: [Outcome("ok", {"verdict": "right"})] * len(tasks))
-    assert broken([], [r"\boxed{x_9}"], ["y"]) == [1.0]
 
 
 def test_what_is_over_the_budget_of_its_batch_is_not_scored_counted_and_said_and_ends_no_run(
