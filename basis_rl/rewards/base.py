@@ -188,7 +188,7 @@ _TEXTS = (r"So it is \boxed{1}.", "<think>hm</think> <answer>2</answer>", "The a
           r"\boxed{5} or \boxed{\frac{1}{2}}")  # fmt: skip
 _CELLS = ("1", "2", "B", "3", '{"inputs": [""], "outputs": ["4"]}', "0.5")
 _STRANGE = ("", " \n", "\x00", "\ud800", "e\u0301\u200b\u202e\u0663\u00b2", "\U0001f642" * 9, r"\boxed{" * 40, "}" * 40)
-_PROMISES = ("name", "version", "golds", "signature", "result", "same_twice", "arguments", "other_rows",
+_PROMISES = ("name", "version", "golds", "signature", "result", "same_twice", "arguments", "order", "other_rows",
              "conversations", "strange", "columns", "close")  # fmt: skip
 
 
@@ -312,6 +312,11 @@ class _Checks:
         called(self.reward, given)
         changed = [name for name in kept if given[name] != kept[name]]
         return f"writes into its arguments: {', '.join(changed)}" if changed else ""
+
+    def order(self) -> str:
+        order = [*range(1, self.size, 2), *range(0, self.size, 2)]
+        same = _same(self._score(order), [self.scores[i] for i in order])
+        return "" if same else "scores rows by their position: in another order they have other scores"
 
     def other_rows(self) -> str:
         alone = [self._score([i]) for i in range(self.size)]

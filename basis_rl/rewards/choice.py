@@ -64,7 +64,6 @@ class ChoiceReward(AfterThought):
     """
 
     __name__ = "choice_reward"
-    gold_help = "Where golds are the numbers of options, say which one is the first: gold_index: 0 or 1."
     reward_range = (0.0, 1.0)
 
     def __init__(

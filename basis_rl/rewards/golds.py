@@ -51,10 +51,13 @@ def without_invalid_golds(
         checker = next(each for each, wrong in zip(reward_funcs, found, strict=True) if wrong)
         golds = list(dataset[gold_columns(checker)[0]])
         shown = "\n  ".join(f"row {i}: {_shown(golds[i])}" for i in sorted(rows)[:5])
+        numbers = any(isinstance(golds[i], (int, float)) and golds[i] == golds[i] for i in rows)
+        fix = "Make texts of numbers, fix" if numbers else "Fix"
         raise ValueError(
             f"{name and f'{name}: '}{len(rows)} of {len(dataset)} golds do not verify against themselves, so no answer "
             "to them could be right (rows are counted from 0, without duplicates and the other split):\n"
-            f"  {shown}\nFix or remove them, or {way_out}. {getattr(checker, 'gold_help', '')}".rstrip()
+            f"  {shown}\n{fix} or remove "
+            f"them, or {way_out}. {getattr(checker, 'gold_help', '')}".rstrip()
         )
     return dataset.select([i for i in range(len(dataset)) if i not in rows])
 

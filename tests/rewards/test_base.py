@@ -12,7 +12,7 @@ from basis_rl.rewards.registry import REWARDS, build_reward
 from basis_rl.values.provenance import reward_identity
 from tests.support.fake_judge import JudgeServer, equal
 
-PROMISES = ["name", "version", "golds", "signature", "result", "same_twice", "arguments", "other_rows",
+PROMISES = ["name", "version", "golds", "signature", "result", "same_twice", "arguments", "order", "other_rows",
             "conversations", "strange", "columns", "close"]  # fmt: skip
 MINE = "tests.rewards.user_functions"
 ADD = {"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}
@@ -139,7 +139,7 @@ BROKEN = {
     "always raises": (lambda completions, **kwargs: 1 / 0, "result: it raises ZeroDivisionError"),
     "a state": (ByHistory, "same_twice: it scores the same rows otherwise the second time"),
     "writes into its arguments": (emptying, "arguments: it writes into its arguments: completions"),
-    "by position": (positional, "other_rows: it scores a row otherwise"),
+    "by position": (positional, "order: it scores rows by their position"),
     "by the batch": (by_batch, "other_rows: it scores a row otherwise when other rows are there"),
     "texts only": (lambda completions, **kwargs: [float(len(text)) for text in completions], "conversations: it"),
     "no empty text": (of(score=lambda self, text: float(text[0] == "S")), "strange: it raises IndexE.*rollout ''"),
@@ -157,7 +157,8 @@ COLUMNS = {"completions": ["So", "it is 22", "333", "", "55555", "666666"], "sol
 def test_each_broken_promise_is_told_by_its_name(kind):
     make, message = BROKEN[kind]
     rows = COLUMNS if kind == "a column unknown" else None
-    with pytest.raises(RewardError, match=f"(?s)breaks 1 of the promises of a reward:\n- {message}") as error:
+    number = 2 if kind == "by position" else 1  # what depends on the position depends on the other rows
+    with pytest.raises(RewardError, match=f"(?s)breaks {number} of the promises of a reward:\n- {message}") as error:
         check_reward(make, rows)
     assert "Traceback" not in str(error.value)
 

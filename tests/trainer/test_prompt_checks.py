@@ -89,7 +89,7 @@ MISTAKES = {
     "numbers where texts are read": (
         {"dataset": golds(*range(8)), "reward": CHOICE},
         {"dataset": golds(*range(8)), "reward": MATH},
-        r"8 of 8 golds .*\n  row 0: 0\n(.*\n)*Fix or remove them, .*gold_index",
+        r"8 of 8 golds .*\n  row 0: 0\n(.*\n)*Make texts of numbers",
     ),
     "stream without a column": (
         {"dataset": NO_GOLD, "reward": MATH, "max_steps": 1},

@@ -1,8 +1,9 @@
-"""Verdicts that were given already, bounded in number and in memory, the latest kept."""
+"""Verdicts that were given already, bounded in number and in memory, the ones used last kept."""
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable
 
 Pair = tuple[str, str]
@@ -21,18 +22,23 @@ class Verdicts:
     def __init__(self, entries: int = 200_000, characters: int = 400) -> None:
         self.entries = entries
         self.characters = characters
-        self._known: dict[Pair, Verdict] = {}
+        self._known: OrderedDict[Pair, Verdict] = OrderedDict()
         self._lock = threading.Lock()
 
     def find(self, pairs: Iterable[Pair]) -> dict[Pair, Verdict]:
-        """Those of `pairs` that are known, with their verdicts."""
+        """Those of `pairs` that are known, with their verdicts; they count as used."""
         with self._lock:
-            return {pair: self._known[pair] for pair in pairs if pair in self._known}
+            found = {pair: self._known[pair] for pair in pairs if pair in self._known}
+            for pair in found:
+                self._known.move_to_end(pair)
+            return found
 
     def remember(self, verdicts: dict[Pair, Verdict]) -> None:
-        """Add `verdicts`, and forget the oldest until the bounds hold."""
-        short = {pair: verdict for pair, verdict in verdicts.items() if len(pair[0]) + len(pair[1]) <= self.characters}
+        """Add `verdicts`, and forget what was not used for the longest time until the bounds hold."""
         with self._lock:
-            self._known.update(short)
+            for pair, verdict in verdicts.items():
+                if len(pair[0]) + len(pair[1]) <= self.characters:
+                    self._known[pair] = verdict
+                    self._known.move_to_end(pair)
             while len(self._known) > self.entries:
-                del self._known[next(iter(self._known))]
+                self._known.popitem(last=False)

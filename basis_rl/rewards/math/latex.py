@@ -115,7 +115,11 @@ def formula(text: str) -> Any:
     text = MODULUS.sub("", SIGNS.sub("", text))
     text = _INDEXED.sub(r"H_{\1\2\3}", _NAMED.sub(r"\1\2H_{\3}", text))
     text = _GAMMA.sub("H_{g}", text)
-    return _parsed(str(normalize_latex(str(normalize_latex(text, _BASIC)), _SPELLED)))
+    return _parsed(_spelled(str(normalize_latex(text, _BASIC))))
+
+
+def _spelled(text: str) -> str:
+    return str(normalize_latex(text, _SPELLED))
 
 
 def _parsed(text: str) -> Any:

@@ -6,15 +6,17 @@ from collections import Counter
 import pytest
 
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rewards.math.grading import _equal, _gold_reading
+from basis_rl.rewards.math.grading import _equal, _gold_reading, grade
 from basis_rl.rewards.math.latex import readings
 from basis_rl.rewards.math.notation import normal_form
+from basis_rl.rewards.math.quick import quick_verdict
 from basis_rl.rewards.math.reading import in_terms_of
 from basis_rl.rewards.math.reward import KINDS, REJECTED
 from basis_rl.rewards.math.screen import LIMITS
 from basis_rl.rewards.workers.pool import Outcome, WorkerPool
 from tests.rewards.math.test_differences import CASES
 from tests.rewards.math.test_kinds import KINDS as TABLE
+from tests.rewards.math.test_quick import numerals
 from tests.rewards.math.test_rules import DOCS, pairs, rows
 
 WRONG = [
@@ -128,6 +130,18 @@ def test_reasons_are_the_same_a_second_time_and_from_other_processes(remembered,
     other = MathVerifyReward(num_workers=1, timeout=30.0)
     assert verdicts(other, given[::-1])[0][::-1] == before
     other.close()
+
+
+def test_the_quick_way_says_what_a_worker_does():
+    texts = numerals((0, 7, 1000))[::9]
+    compared = 0
+    for gold in [*texts, "A", r"\text{(B)}"]:
+        for answer in [*texts[::5], "b"]:
+            quick = quick_verdict(gold, answer)
+            if quick is not None:
+                assert grade(gold, answer) == ("right" if quick else "unequal"), (gold, answer)
+                compared += 1
+    assert compared > 100
 
 
 @pytest.mark.parametrize(
