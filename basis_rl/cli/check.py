@@ -22,7 +22,7 @@ from basis_rl.conformance import BaselineError, ObjectiveError, SamplerError
 from basis_rl.conformance.named import conform
 from basis_rl.estimate.footprint import planned, read_launch
 from basis_rl.estimate.memory import Launch
-from basis_rl.estimate.report import Footprint, Warn, arithmetic, disk, memory, optimizer_steps
+from basis_rl.estimate.report import Footprint, Warn, arithmetic, disk, memory
 from basis_rl.names import Mistakes
 from basis_rl.recipe import build
 from basis_rl.recipe.file import parse_recipe
@@ -42,7 +42,7 @@ def show(title: str, text: str) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run all checks that training makes before its first step, and print what would happen. Weights are loaded only
-    for ``--draw`` and ``--measure``.
+    for ``--draw``.
 
     ``basis-rl check module:name`` runs the conformance checks on a user's own baseline, objective or reward instead;
     ``--argument value`` are then the arguments of its constructor.
@@ -61,9 +61,6 @@ def main(argv: Sequence[str]) -> int:
             if options.draw > 0:
                 text = check_model.rollouts(recipe, plan, options.draw, warnings.append)
                 show("Rollouts of the model as it is", text)
-        if options.measure:
-            steps = optimizer_steps(plan.args, len(plan.train_dataset))
-            show("Time", check_model.measure(rest, steps, baseline_missing=isinstance(plan.baseline, NoBaseline)))
     except (BaselineError, ObjectiveError, RewardError, RewardFailed, SamplerError) as error:
         return report(error)
     finally:

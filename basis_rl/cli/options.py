@@ -168,7 +168,6 @@ def check_parser(add: Add) -> None:
         help="Loads the model, samples N rollouts, grades and shows them. From 64 on, there are four per prompt, and "
         "the share of groups without variance is estimated for each prompt sampler.",
     )
-    add("--measure", action="store_true", help="Trains two micro-batches and says how long a step and the run take.")
 
 
 @_command

@@ -41,7 +41,6 @@ OWN = {
     "reward_funcs": ["tests.support.tiny.parity_reward"],
 }
 
-
 CPU = {"use_cpu": True, "bf16": False}
 
 
@@ -261,39 +260,6 @@ def test_rollouts_show_groups_from_64_on(check):
     said = check("--draw", "64")[1]
     assert said.count("--- reward ") == 16
     assert "Of 16 prompts, 4 rollouts each" in said
-
-
-@pytest.mark.parametrize("changes", [{}, {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "max_steps": 8}])
-def test_measuring_costs_two_micro_batches_and_leaves_nothing(check, changes, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    code, said, _, error = check("--measure", **CPU, per_device_train_batch_size=2, **changes)
-    assert code == 0, error
-    seconds = float(re.search(r"One optimizer step takes about (\S+) s", said)[1])
-    parts = re.search(r"on this machine: (.*?) s\. ", said)[1]
-    assert sum(float(part.split()[-1]) for part in parts.split(" s; ")) == pytest.approx(seconds, abs=0.05)
-    assert re.search(rf"{changes.get('max_steps', 4)} steps take 0:00:\d\d ", said)
-    assert not (tmp_path / "out").exists()
-    assert list((tmp_path / "temporary").iterdir()) == []
-
-
-def test_generation_is_counted_once_per_use_and_micro_batches_each(check, monkeypatch):
-    phases = {"time/generation": 8.0, "time/scoring": 0.0, "rest": 0.4, "time/loss": 1.0, "time/update": 2.0}
-    monkeypatch.setattr("basis_rl.cli.check_model.timed", lambda recipe: phases)
-    batches = {"steps_per_generation": 6, "gradient_accumulation_steps": 3, "num_iterations": 2, "max_steps": 100}
-    _, said, _, _ = check("--measure", **CPU, **batches)
-    # Of four optimizer steps one generates.
-    assert "takes about 11.1 s on this machine: generation 2.00 s" in said
-    assert "loss 3.00 s; backward pass and optimizer 6.00 s" in said
-    assert "100 steps take 0:18:30" in said
-
-
-def test_measuring_needs_no_table(check, tmp_path):
-    code, said, _, error = check(
-        "--measure", **CPU, baseline="basis", baseline_kwargs={"values": str(tmp_path / "none")}
-    )
-    assert code == 0, error
-    assert "One optimizer step takes" in said
 
 
 def test_a_codebook_is_announced_then_described(check, recipe, tmp_path):
