@@ -3,11 +3,9 @@ a value table."""
 
 from __future__ import annotations
 
-import threading
-
 import torch
 
-from basis_rl.engine import end_tokens, prompt_tokens
+from basis_rl.engine import end_tokens, prompt_tokens, sample
 from basis_rl.estimate.report import Warn
 from basis_rl.estimate.waste import waste
 from basis_rl.recipe.build import model_init_kwargs
@@ -19,7 +17,7 @@ from basis_rl.trainer.gather import prompt_ids_of
 from basis_rl.trainer.plan import Plan, sampling_of, with_tools
 from basis_rl.trainer.rewarding import total_rewards
 from basis_rl.values import ValueTable
-from basis_rl.values.sources import ModelSource, load_model
+from basis_rl.values.sources import load_model
 
 # Of how many rollouts how many characters are shown, from their end: that is where the answer is.
 _MOST_SHOWN = 16
@@ -46,9 +44,9 @@ def rollouts(recipe: Recipe, plan: Plan, count: int, warn: Warn) -> str:
     template = with_tools(args, plan.tools)
     tokens = [prompt_tokens(row["prompt"], tokenizer, template) for row in rows]
     settings = {"trust_remote_code": args.trust_remote_code, **model_init_kwargs(recipe)}
-    source = ModelSource(load_model(name, use_cpu=args.use_cpu, **settings), tokenizer)
-    seeds = {tuple(chunk): args.seed + i for i, chunk in enumerate(source.chunks(tokens, of_each))}
-    drawn = dict(source.draw(tokens, seeds, sampling_of(args), of_each, threading.Event()))
+    model = load_model(name, use_cpu=args.use_cpu, **settings)
+    torch.manual_seed(args.seed)
+    drawn = dict(sample(model, tokenizer, tokens, sampling_of(args), num_samples=of_each))
     repeated = [row for row in rows for _ in range(of_each)]
     said = [each for index in range(len(rows)) for each in drawn[index]]
     found = [Rollout(row["prompt"], each.text, each.token_ids) for row, each in zip(repeated, said, strict=True)]
@@ -56,7 +54,7 @@ def rollouts(recipe: Recipe, plan: Plan, count: int, warn: Warn) -> str:
     weights = torch.tensor(args.reward_weights or [1.0] * len(functions))
     scores = torch.tensor([call(function, repeated, said) for function in functions])
     totals = total_rewards(scores.T, weights).tolist() if functions else []
-    ends = end_tokens(source.model.generation_config, tokenizer)
+    ends = end_tokens(model.generation_config, tokenizer)
     limit = args.max_completion_length
     if totals and (message := explanation(totals, found, ends, limit, boxes=reads_boxes(functions))):
         warn(message)
