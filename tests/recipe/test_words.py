@@ -140,9 +140,9 @@ def test_a_recipe_of_trl_grpo_runs_as_it_is(written, tiny_path):
     assert recipe.run.reward_funcs == ["math_verify", "format", "overlong"]
     assert recipe.run.reward_kwargs["format"] == {"form": "think"}
     assert recipe.run.reward_kwargs["overlong"] == {"max_completion_length": 1280, "cache": 256}
-    assert (recipe.run.baseline, recipe.data.dataset_name) == ("dr_grpo", "trl-lib/DeepMath-103K")
+    assert (recipe.args.scale_rewards, recipe.data.dataset_name) == ("none", "trl-lib/DeepMath-103K")
     assert recipe.resolved["reward_kwargs"] == recipe.run.reward_kwargs
-    assert len(recipe.notes) == 5, recipe.notes
+    assert len(recipe.notes) == 4, recipe.notes
     assert "TRL's reward accuracy_reward is read as math_verify." in recipe.notes
     (name,) = parse_recipe([path, "--reward_funcs", "accuracy_reward", "--reward_weights", "1"]).run.reward_funcs
     assert name == "math_verify"
