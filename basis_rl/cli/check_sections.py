@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from statistics import median_high
 from typing import Any
 
 import yaml
-from datasets import Dataset
 from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -26,11 +24,9 @@ from basis_rl.estimate import report
 from basis_rl.estimate.memory import Launch
 from basis_rl.estimate.report import Footprint, Warn, server_memory
 from basis_rl.names import missing_extra
-from basis_rl.recipe.build import build_recipe_baseline
-from basis_rl.recipe.keys import Recipe, RunArguments
-from basis_rl.rewards.base import GoldChecker, read_columns
+from basis_rl.recipe.keys import Recipe
+from basis_rl.rewards.base import GoldChecker
 from basis_rl.rewards.judge import JudgeReward
-from basis_rl.run.artefacts import MissingArtefact
 from basis_rl.run.errors import RequestRefused, RolloutError
 from basis_rl.run.hub import refuse_push
 from basis_rl.samplers import sampler_name
@@ -99,22 +95,15 @@ def sampling(plan: Plan) -> str:
     return f"{drawn}: training maximises the mean reward over the prompts that it draws, not over all alike{undo}."
 
 
-def columns(dataset: Dataset, args: BasisConfig, rewards: Sequence[Any], episodes: Sequence[Episode] = ()) -> str:
-    """Which columns there are, where they come from, and who reads them."""
-    readers = {"prompt": ["the model"], "prompt_id": ["baseline and logs"]}
-    for reward in rewards:
-        for name in sorted(read_columns([reward])):
-            readers.setdefault(name, []).append(getattr(reward, "__name__", type(reward).__name__))
-    for each in episodes:
-        for name in dataset.column_names if each.columns is None else sorted(each.columns):
-            readers.setdefault(name, []).append(f"{each.name}.reset")
-    if args.difficulty_column is not None:
-        readers.setdefault(args.difficulty_column, []).append("the log (difficulty_column)")
+def columns(plan: Plan) -> str:
+    """Where problems and golds come from, the columns, and which of them rewards and environments read."""
+    dataset = plan.train_dataset
     lines = [f"{dataset.info.description}."] if dataset.info.description else []
-    lines.append(f"{len(dataset)} problems after duplicates and what is held out.")
-    for name in dataset.column_names:
-        read = f"read by {', '.join(readers[name])}" if name in readers else "no reward function names it"
-        lines.append(f"  {name}: {read}")
+    lines.append(
+        f"{len(dataset)} problems after duplicates and what is held out; columns: {', '.join(dataset.column_names)}."
+    )
+    read = dataset.column_names if plan.reads is None else sorted(plan.reads & set(dataset.column_names))
+    lines.append(f"Reward functions and environments read {', '.join(read) or 'no column'}.")
     return "\n".join(lines)
 
 
@@ -171,26 +160,6 @@ def golds(dropped: int, problems: int, rewards: Sequence[Any], warn: Warn) -> st
     if dropped:
         warn(f"{dropped} of {problems} problems are dropped: their golds do not verify against themselves.")
     return f"The golds passed the checks of the reward functions ({dropped} problems dropped)."
-
-
-def baseline_or_stand_in(run: RunArguments) -> tuple[str | None, Baseline]:
-    """Build the recipe's baseline. If its value table or codebook does not exist yet, a stand-in takes its place.
-
-    Returns:
-        The key of the missing artefact (``values`` or ``clusters``), or None; and the baseline.
-
-    Raises:
-        ValueError: as `build_recipe_baseline`, except for a missing artefact.
-    """
-    stand_ins = {"values": ValueTable.from_rewards({"": [0.0, 1.0]}), "clusters": PromptClusters({"": 0})}
-    try:
-        return None, build_recipe_baseline(run)
-    except MissingArtefact:
-        given = run.baseline_kwargs or {}
-        key = next((key for key in stand_ins if isinstance(given.get(key), str)), None)
-        if key is None:
-            raise
-        return key, build_recipe_baseline(replace(run, baseline_kwargs={**given, key: stand_ins[key]}))
 
 
 def missing_artefact(recipe: Recipe, key: str, problems: int, arguments: str, warn: Warn) -> str:
