@@ -9,17 +9,18 @@ Each failure is one message that names the thing and the way out. No weights are
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from datasets import Dataset
@@ -59,12 +60,12 @@ from basis_rl.trainer.generation_check import check_generation, check_truncated_
 from basis_rl.trainer.micro_batches import check_token_budget
 from basis_rl.trainer.packing import method_of
 from basis_rl.trainer.prompt_check import check_prompts, check_template, first_rows, render_prompt
-from basis_rl.trainer.thread_check import check_environment, check_reward
 from basis_rl.trainer.tool_check import as_functions, check_tools
 from basis_rl.types import OF_UPDATE, SIGNALS, RunContext
 from basis_rl.values.provenance import fingerprint, run_provenance
 
 _logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 # Values of difficulty_column: each of them becomes a metric.
 _MOST_DIFFICULTIES = 20
 # Adam moves a weight by the learning rate whatever its gradient, SGD in proportion to it.
@@ -127,7 +128,7 @@ class Plan:
         things."""
         return not all(each.repeats for each in self.episodes)
 
-    @cached_property
+    @functools.cached_property
     def reads(self) -> frozenset[str] | None:
         """The columns that make two rows with one prompt different problems (`row_id`); None for all of them."""
         made = self.environments
@@ -137,7 +138,7 @@ class Plan:
         chosen = ["environment"] if made and None not in made else []
         return read_columns(self.reward_funcs).union(chosen, *(columns for columns in taken if columns is not None))
 
-    @cached_property
+    @functools.cached_property
     def rendered(self) -> list[str]:
         """Every training prompt as the model is given it; empty where an environment makes the prompts."""
         if "prompt" not in self.train_dataset.column_names:
@@ -145,7 +146,7 @@ class Plan:
         template = with_tools(self.args, self.tools)
         return [render_prompt(self.tokenizer, prompt, template) for prompt in self.train_dataset["prompt"]]
 
-    @cached_property
+    @functools.cached_property
     def first_rows(self) -> Dataset | None:
         """The training rows; of a stream, as many as are checked. None if there is no dataset."""
         prompts = self.args.generation_batch_size // self.args.num_generations
@@ -732,14 +733,28 @@ def check_rewards(plan: Plan) -> None:
     if rows is None or not len(rows) or _given(plan, "environment_factory", "rollout_func"):
         return
 
+    # A stream grades outside of the main thread, where signals (signal.alarm) do not work.
+    attempt = in_thread(try_reward) if plan.args.streams else try_reward
+
     def tried() -> None:
         wrong = Mistakes()
         for function in plan.reward_funcs:
             if callable(function) and not isinstance(function, Module):
-                wrong.tried(try_reward, function, rows[0])
+                wrong.tried(attempt, function, rows[0])
         wrong.tell()
 
     on_main_process(tried)
+
+
+def in_thread(work: Callable[..., _Result]) -> Callable[..., _Result]:
+    """`work`, done in a new thread by each call."""
+
+    @functools.wraps(getattr(work, "func", work), updated=())
+    def elsewhere(*args: Any, **kwargs: Any) -> _Result:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(work, *args, **kwargs).result()
+
+    return elsewhere
 
 
 def check_stream(plan: Plan) -> None:
@@ -793,9 +808,12 @@ def play_environments(plan: Plan) -> Plan:
         return plan
     functions = [each for each in plan.reward_funcs if callable(each) and not isinstance(each, Module)]
 
+    # A stream makes, resets and rewards an environment in different threads.
+    where = in_thread if plan.args.streams else lambda work: work
+
     def played() -> list[Episode]:
         wrong = Mistakes()
-        found = [wrong.tried(play, factory, row, functions) for factory, row in environment_rows(plan)]
+        found = [wrong.tried(where(play), where(factory), row, functions) for factory, row in environment_rows(plan)]
         wrong.tell()
         return [each for each in found if each is not None]
 
@@ -820,24 +838,6 @@ def check_repeats(plan: Plan) -> None:
         _logger.warning("%s the rollouts of a group are of different problems.", why)
 
 
-def check_threads(plan: Plan) -> None:
-    """Reward functions and environments of streamed rollouts work in other threads than this one."""
-    rows = plan.train_dataset
-    if not plan.args.streams or not isinstance(rows, Dataset):
-        return
-
-    def tried() -> None:
-        wrong = Mistakes()
-        for function in filter(callable, plan.reward_funcs):
-            wrong.tried(check_reward, function, rows[0])
-        for factory, row in environment_rows(plan):
-            wrong.tried(check_environment, factory, row)
-        wrong.tell()
-
-    # The main process alone draws and grades.
-    on_main_process(tried)
-
-
 DATA: tuple[Check, ...] = (
     check_sampler_data,
     check_columns,
@@ -846,7 +846,6 @@ DATA: tuple[Check, ...] = (
     name_leftovers,
     check_eval_data,
     check_stream,
-    check_threads,
     lambda plan: check_tools([*plan.tools, *plan.environments], plan.tokenizer, plan.train_dataset, plan.args),
     play_environments,
     check_repeats,

@@ -2,8 +2,9 @@
 
 import json
 import re
+import signal
+import sqlite3
 import subprocess
-import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -284,40 +285,40 @@ def test_a_stream_has_a_prompt_for_every_place(tmp_path):
         check_stream(Plan(args, train_dataset=sums(prompts - 1)))
 
 
-def test_what_belongs_to_the_main_thread_is_told_before_a_stream(tmp_path):
-    """All of it at once; without a stream only an episode is played, in this thread."""
-    reset = []
+def alarmed(prompts, completions, **kwargs):
+    signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
+    return [0.0] * len(completions)
 
-    def main_thread_only(prompts, completions, **kwargs):
-        if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError("not here")
-        return [0.0] * len(completions)
 
-    class Bound:
-        def __init__(self):
-            if threading.current_thread() is not threading.main_thread():
-                raise RuntimeError("nor here")
+class Alarmed:
+    def __init__(self):
+        signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
 
-        def reset(self, **row): ...
+    def reset(self, **row): ...
 
-    class Free:
-        def reset(self, **row):
-            reset.append(row)
 
-    rows = sums().add_column("environment", ["bound"] * 8 + ["free"] * 8)
-    settings = {"dataset": rows, "environment_factory": {"bound": Bound, "free": Free}, "reward": main_thread_only}
-    with pytest.raises(ValueError, match="2 things are wrong") as raised:
-        planned(tmp_path, **SERVED, **settings, rollouts="stream")
-    told = [str(each) for each in raised.value.mistakes]
-    assert [re.search(r"stream uses (.*) in several", each)[1] for each in told] == [
-        "the reward function 'main_thread_only'",
-        "the environment 'Bound'",
-    ]
-    row = dict(rows[8])
-    del row["environment"]
-    assert reset == [row] * 3
+class Database:
+    """What SQLite opens belongs to the thread that opened it."""
+
+    def __init__(self):
+        self.rows = sqlite3.connect(":memory:")
+
+    def reset(self, **row):
+        self.rows.execute("select 1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"reward": alarmed}, "'alarmed' raised ValueError: signal only works in main thread"),
+        ({"environment_factory": Alarmed}, "'Alarmed' cannot be made.*signal only works in main thread"),
+        ({"environment_factory": Database}, "'Database.reset'.*created in a thread"),
+    ],
+)
+def test_what_belongs_to_a_thread_is_told_before_a_stream(settings, words, tmp_path):
     planned(tmp_path, **SERVED, **settings)
-    assert reset == [row] * 5
+    with pytest.raises(ValueError, match=words):
+        planned(tmp_path, **SERVED, **settings, rollouts="stream")
 
 
 def test_the_callers_settings_are_not_changed(tmp_path):
