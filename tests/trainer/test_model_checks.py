@@ -69,16 +69,6 @@ def test_updates_that_are_rounded_away_are_named(dtype, tmp_path, caplog):
     assert ("dtype is bfloat16, and no float32 copy" in caplog.text) == (dtype == torch.bfloat16)
 
 
-@pytest.mark.parametrize(("rows", "shuffled"), [(18, False), (16, False), (18, True)])
-def test_rows_that_never_train_are_named(rows, shuffled, tmp_path, caplog):
-    with caplog.at_level(logging.WARNING):
-        trainer = tiny_trainer(tmp_path, train_dataset=sums(rows), shuffle_dataset=shuffled)
-    told = "rows 16 to 17 of the training dataset are never trained on" in caplog.text
-    assert told == (rows == 18 and not shuffled)
-    seen = {index for epoch in range(9) for index in trainer.epoch_order(epoch)}
-    assert (seen < set(range(rows))) == told
-
-
 @pytest.mark.parametrize("half", ["bf16", "fp16"])
 def test_numbers_in_which_a_processor_is_slow_are_told_with_the_key(half, tmp_path, monkeypatch, capsys):
     speeds = {torch.float32: 6e9, torch.bfloat16: 2e9, torch.float16: 2e9}
