@@ -18,7 +18,7 @@ from basis_rl.data.files import load_files, load_saved, without_bars
 from basis_rl.data.rows import bare_problem, gold_text, is_blank, is_single_turn, problem_text, without_answer
 from basis_rl.data.template import as_text, filled, is_jinja, places, read_template
 from basis_rl.identity import prompt_id, row_id
-from basis_rl.names import FORMATS, as_name, data_files, did_you_mean, option, require_extra
+from basis_rl.names import FORMATS, as_name, check_word, data_files, did_you_mean, option, require_extra
 
 PROMPT_COLUMNS = ("prompt", "problem", "question", "Problem", "Question")
 # A column of answers before one of worked solutions; a dot goes into a column of records.
@@ -371,10 +371,8 @@ def _check(data: DataArguments) -> None:
         raise ValueError("dataset_test_split and test_fraction both name problems to evaluate on: set one of the two.")
     if not 0 <= data.test_fraction < 1:
         raise ValueError(f"test_fraction must be in [0, 1), got {data.test_fraction}.")
-    if data.solution_list not in ("all", "any"):
-        raise ValueError(f"solution_list must be 'all' or 'any', got '{data.solution_list}'.")
-    if data.on_missing_gold not in ("error", "drop"):
-        raise ValueError(f"on_missing_gold must be 'error' or 'drop', got '{data.on_missing_gold}'.")
+    check_word("solution_list", data.solution_list, ("all", "any"))
+    check_word("on_missing_gold", data.on_missing_gold, ("error", "drop"))
 
 
 def _rows(dataset: Dataset, columns: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -37,7 +37,7 @@ from basis_rl.engine import Sampling
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.environments import Episode, play, reset_columns
 from basis_rl.functional.objectives import BYPASS
-from basis_rl.names import Mistakes, kind_of
+from basis_rl.names import Mistakes, check_word, kind_of
 from basis_rl.objectives import (
     OBJECTIVES,
     AnyObjective,
@@ -299,12 +299,8 @@ def _asked_for(args: BasisConfig) -> tuple[Baseline | None, str]:
     scale = args.scale_rewards
     if aggregation == "normalize_then_sum":
         return Gdpo(), f"multi_objective_aggregation='{aggregation}'"
-    if aggregation != "sum_then_normalize":
-        raise ValueError(
-            f"multi_objective_aggregation must be 'sum_then_normalize' or 'normalize_then_sum', got '{aggregation}'."
-        )
-    if scale not in ("group", "none", "batch"):
-        raise ValueError(f"scale_rewards must be 'group', 'batch' or 'none', got '{scale}'.")
+    check_word("multi_objective_aggregation", aggregation, ("sum_then_normalize", "normalize_then_sum"))
+    check_word("scale_rewards", scale, ("group", "batch", "none"))
     wanted = {"group": None, "none": DrGrpo(), "batch": Grpo(over="batch")}[scale]
     return wanted, f"scale_rewards='{scale}'"
 

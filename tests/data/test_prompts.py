@@ -212,7 +212,7 @@ def test_reasoning_gym_is_seeded():
         ({"prompt_template": "no place"}, "prompt_template must hold `{prompt}`"),
         ({"test_fraction": 1.0}, "test_fraction"),
         ({"test_fraction": 0.1, "dataset_test_split": "test"}, "set one of the two"),
-        ({"solution_list": "some"}, "solution_list must be 'all' or 'any'"),
+        ({"solution_list": "some"}, "solution_list must be one of all, any"),
         ({"solution_pattern": r"= (\d+)"}, "finds no group in row 0"),
         ({"solution_pattern": "("}, "is not a regular expression"),
     ],
