@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import logging
 import math
 import os
@@ -50,7 +49,7 @@ from basis_rl.registry import build
 from basis_rl.rewards.base import check_reward_columns, declared_range, read_columns
 from basis_rl.rewards.call import try_reward
 from basis_rl.rewards.golds import invalid_golds, without_invalid_golds
-from basis_rl.rewards.registry import REWARDS, build_reward
+from basis_rl.rewards.registry import build_reward
 from basis_rl.rewards.thought import tell_rewards
 from basis_rl.run.ranks import on_main_process
 from basis_rl.samplers import SAMPLERS, PromptSampler, build_sampler, sampler_name
@@ -270,39 +269,26 @@ def baseline_of_settings(plan: Plan) -> Plan:
     Raises:
         ValueError: they ask for another baseline than the one that was chosen.
     """
+    args = plan.args
     baseline = plan.baseline
-    wanted, setting = _asked_for(plan.args)
+    of_aggregation = {"sum_then_normalize": None, "normalize_then_sum": Gdpo()}
+    of_scale = {"group": None, "batch": Grpo(over="batch"), "none": DrGrpo()}
+    check_word("multi_objective_aggregation", args.multi_objective_aggregation, of_aggregation)
+    check_word("scale_rewards", args.scale_rewards, of_scale)
+    wanted: Baseline | None = of_aggregation[args.multi_objective_aggregation] or of_scale[args.scale_rewards]
     if wanted is None or (type(wanted) is type(baseline) and wanted.parameters == baseline.parameters):
         return plan
     if not wanted.scales and not baseline.scales:
         return plan
-    shown = _described(wanted)
+    setting = f"scale_rewards {args.scale_rewards}, multi_objective_aggregation {args.multi_objective_aggregation}"
+    shown = f"'{baseline_name(wanted)}' {wanted.parameters}"
     if type(baseline) is not Grpo or baseline.parameters != Grpo().parameters:
         raise ValueError(
-            f"{setting} is baseline {shown}, but the run has {_described(baseline)}, which scales advantages in its "
-            "own way. Leave one of them out."
+            f"{setting}: that is baseline {shown}, but the run has '{baseline_name(baseline)}' {baseline.parameters}, "
+            "which scales advantages in its own way. Leave one of them out."
         )
     _logger.warning("%s: the baseline is %s.", setting, shown)
     return replace(plan, baseline=wanted)
-
-
-def _described(baseline: Baseline) -> str:
-    """Its name, and the parameters that are not their defaults."""
-    defaults = {name: each.default for name, each in inspect.signature(type(baseline)).parameters.items()}
-    changed = [f"{name} {value}" for name, value in baseline.parameters.items() if value != defaults[name]]
-    return f"'{baseline_name(baseline)}'" + (f" ({', '.join(changed)})" if changed else "")
-
-
-def _asked_for(args: BasisConfig) -> tuple[Baseline | None, str]:
-    """The baseline that TRL's settings mean, None if they are the defaults; and which setting does."""
-    aggregation = args.multi_objective_aggregation
-    scale = args.scale_rewards
-    if aggregation == "normalize_then_sum":
-        return Gdpo(), f"multi_objective_aggregation='{aggregation}'"
-    check_word("multi_objective_aggregation", aggregation, ("sum_then_normalize", "normalize_then_sum"))
-    check_word("scale_rewards", scale, ("group", "batch", "none"))
-    wanted = {"group": None, "none": DrGrpo(), "batch": Grpo(over="batch")}[scale]
-    return wanted, f"scale_rewards='{scale}'"
 
 
 def check_reporters(plan: Plan) -> None:
@@ -1002,7 +988,7 @@ def as_config(args: BasisConfig | None, model: Any) -> BasisConfig:
     if args is None:
         name = model if isinstance(model, str) else model.config._name_or_path
         return BasisConfig(f"{name.rstrip('/').split('/')[-1]}-BASIS")
-    _refuse_class("args", args, {})
+    _refuse_class("args", args)
     if not isinstance(args, BasisConfig):
         raise ValueError(f"args must be a BasisConfig, got {type(args).__name__}; it takes the same settings.")
     return args
@@ -1016,7 +1002,7 @@ def as_object(what: str, given: Any, known: Mapping[str, type], base: type) -> A
     """
     if isinstance(given, str):
         return build(what, known, base, given, {})
-    _refuse_class(what, given, known)
+    _refuse_class(what, given)
     if not isinstance(given, base):
         raise ValueError(
             f"{what} must be a name ({', '.join(known)}), 'module:Class' or an object of a subclass of "
@@ -1041,7 +1027,7 @@ def as_rewards(reward_funcs: Any, args: BasisConfig) -> list[Any]:
 
 def _as_reward(given: Any, args: BasisConfig) -> Any:
     if not isinstance(given, str):
-        _refuse_class("reward_funcs", given, REWARDS)
+        _refuse_class("reward_funcs", given)
         return given
     # TRL loads reward models itself.
     if "/" in given or Path(given).is_dir():
@@ -1080,9 +1066,7 @@ def as_dataset(rows: Any, what: str) -> Any:
     return Dataset.from_list([dict(row) for row in rows])
 
 
-def _refuse_class(what: str, given: Any, known: Mapping[str, Any]) -> None:
-    """Raise ValueError for a class where an object is needed; `known` has the registered classes by name."""
+def _refuse_class(what: str, given: Any) -> None:
+    """Raise ValueError for a class where an object is needed."""
     if isinstance(given, type):
-        name = given.__name__
-        registered = "".join(f", or its name '{key}'" for key, kind in known.items() if kind is given)
-        raise ValueError(f"{what} must be an object, and {name} is a class: give {name}(...){registered}.")
+        raise ValueError(f"{what} must be an object, and {given.__name__} is a class: give {given.__name__}(...).")

@@ -23,7 +23,7 @@ from basis_rl.rewards.base import required_columns
 from basis_rl.rewards.function import FunctionReward
 from basis_rl.rewards.overlong import OverlongReward
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
-from basis_rl.samplers import SAMPLERS, PromptSampler, Uniform
+from basis_rl.samplers import SAMPLERS, PromptSampler
 from basis_rl.trainer import BasisConfig, BasisTrainer
 from basis_rl.trainer.config import with_objective
 from basis_rl.trainer.plan import (
@@ -391,12 +391,6 @@ def test_no_baseline_is_recommended_that_would_be_refused(tmp_path):
     assert "max_rl" not in str(refused.value)
 
 
-def test_the_note_names_what_is_changed_and_no_defaults(tmp_path, caplog):
-    for scale, shown in (("none", "the baseline is 'dr_grpo'."), ("batch", "the baseline is 'grpo' (over batch).")):
-        of_settings(tmp_path, build_baseline("grpo"), scale_rewards=scale)
-        assert caplog.messages[-1] == f"scale_rewards='{scale}': {shown}"
-
-
 def test_cispo_has_a_bound_above_1(tmp_path):
     for args, objective in ((config(tmp_path), "cispo"), (config(tmp_path, loss_type="cispo"), None)):
         assert with_objective(args, objective)[0].epsilon_high == 5.0
@@ -469,14 +463,10 @@ def test_rows_are_a_dataset():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: as_object("baseline", Rloo, BASELINES, Baseline),
-            r"Rloo is a class: give Rloo\(...\), or its name 'rloo'",
-        ),
+        (lambda: as_object("baseline", Rloo, BASELINES, Baseline), r"Rloo is a class: give Rloo\(...\)"),
         (lambda: as_object("baseline", 3, BASELINES, Baseline), "got an int"),
         (lambda: as_object("prompt_sampler", 3, SAMPLERS, PromptSampler), "subclass of PromptSampler, got an int"),
-        (lambda: as_object("prompt_sampler", Uniform, SAMPLERS, PromptSampler), "Uniform is a class.*'uniform'"),
-        (lambda: as_rewards([MathVerifyReward], None), "MathVerifyReward is a class: give .*its name 'math_verify'"),
+        (lambda: as_rewards([MathVerifyReward], None), "MathVerifyReward is a class: give "),
         (lambda: as_config(BasisConfig, "m"), "BasisConfig is a class"),
         (lambda: as_config(GRPOConfig("x", use_cpu=True, bf16=False), "m"), "must be a BasisConfig, got GRPOConfig"),
         (lambda: as_dataset("gsm8k", "train_dataset"), "is the name 'gsm8k'; load it first"),
