@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from shlex import quote
 from statistics import median_high
 from typing import Any
 
@@ -27,7 +26,7 @@ from basis_rl.names import missing_extra
 from basis_rl.recipe.keys import Recipe
 from basis_rl.rewards.base import GoldChecker
 from basis_rl.rewards.judge import JudgeReward
-from basis_rl.run.errors import RequestRefused, RolloutError
+from basis_rl.run.errors import RolloutError
 from basis_rl.run.hub import refuse_push
 from basis_rl.samplers import sampler_name
 from basis_rl.trainer import BasisConfig
@@ -38,6 +37,7 @@ from basis_rl.trainer.selection import tried_belief
 from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
 from basis_rl.values.provenance import mismatches
+from basis_rl.values.sources import check_served
 
 # Settings that decide a run and are often left to their defaults, so they are shown even then.
 _SHOWN = (
@@ -224,31 +224,19 @@ def _server_at(url: str, model: str, footprint: Footprint, warn: Warn) -> str:
     """What a server that is there already says of itself."""
     length = footprint.length
     try:
-        client = Client(url)
-        client.ask("/health")
-        served = client.model()
-        missing = lora_missing(client) if footprint.args.vllm_lora_sync == "adapter" else None
-    except (RolloutError, RequestRefused, ValueError) as error:
-        warn(
-            f"There is no vLLM server at {url} ({error}). Start it before the training: "
-            f"`basis-rl serve {quote(model)}`."
-        )
-        return f"At {url} no server answers at present."
-    if missing is not None:
+        limit = check_served(url, model)
+    except (RolloutError, ValueError) as error:
+        warn(str(error))
+        return f"At {url} no server of this model answers at present."
+    if footprint.args.vllm_lora_sync == "adapter" and (missing := lora_missing(Client(url))):
         warn(missing)
-    # The server may name the same folder in another way.
-    if Path(model).resolve() not in {Path(name).resolve() for name in served.names}:
-        warn(f"The vLLM server at {url} serves {', '.join(served.names)}, but the recipe trains {model}.")
-    if served.max_model_len is not None and served.max_model_len < length:
+    if limit is not None and limit < length:
         warn(
-            f"The vLLM server at {url} accepts {served.max_model_len} tokens, but the longest prompt "
-            f"({footprint.prompt}) and max_completion_length ({footprint.args.max_completion_length}) together have "
-            f"{length}. Start it with --max-model-len {length} or more."
+            f"The vLLM server at {url} accepts {limit} tokens, but the longest prompt ({footprint.prompt}) and "
+            f"max_completion_length ({footprint.args.max_completion_length}) together have {length}. Start it with "
+            f"--max-model-len {length} or more."
         )
-    return (
-        f"The server at {url} is healthy, serves {' = '.join(served.names)} and accepts up to {served.max_model_len} "
-        f"tokens; {length} are needed."
-    )
+    return f"The server at {url} has this model and accepts up to {limit} tokens; {length} are needed."
 
 
 def streaming(recipe: Recipe, footprint: Footprint) -> str:

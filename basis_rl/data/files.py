@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from datasets import Dataset, load_dataset, load_from_disk
-from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from datasets.utils import disable_progress_bars
 
 from basis_rl.names import file_format
 
 
 def load_saved(folder: str, split: str) -> Dataset:
     """A folder of `save_to_disk`, of one dataset or of several splits."""
-    with without_bars():
-        loaded = load_from_disk(folder)
+    # Reading a file takes a moment: bars would only break up the log.
+    disable_progress_bars()
+    loaded = load_from_disk(folder)
     if isinstance(loaded, Dataset):
         return loaded
     if split not in loaded:
@@ -38,8 +38,8 @@ def load_files(name: str, paths: Sequence[Path]) -> Dataset:
     empty = not any(_first_line(path) for path in paths)
     separator = {"sep": _separator(_first_line(paths[0]))} if kind == "csv" else {}
     try:
-        with without_bars():
-            return load_dataset(kind, data_files=list(map(str, paths)), split="train", **separator)
+        disable_progress_bars()
+        return load_dataset(kind, data_files=list(map(str, paths)), split="train", **separator)
     except Exception as error:
         if empty or "corresponds to no data" in str(error):
             raise ValueError(f"dataset_name: the file '{name}' holds no rows.") from error
@@ -61,15 +61,3 @@ def _first_line(path: Path) -> str:
 def _separator(header: str) -> str:
     """What divides the header of a .csv file into most columns."""
     return max(",;\t", key=lambda each: len(next(csv.reader([header], delimiter=each), [])))
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Within it `datasets` shows no bars: reading a file takes a moment."""
-    shown = not are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            enable_progress_bars()

@@ -14,7 +14,7 @@ from typing import Any
 from datasets import Dataset, concatenate_datasets, load_dataset
 
 from basis_rl.data.choices import Option, how_read, letter_of, lettered, read_options
-from basis_rl.data.files import load_files, load_saved, without_bars
+from basis_rl.data.files import load_files, load_saved
 from basis_rl.data.rows import bare_problem, gold_text, is_blank, is_single_turn, problem_text, without_answer
 from basis_rl.data.template import as_text, filled, is_jinja, places, read_template
 from basis_rl.identity import prompt_id, row_id
@@ -136,9 +136,8 @@ def load_prompts(
     made = Dataset.from_list([row for _, row in rows])
     said = f"{read}. {_presented(data, made[0]['prompt'], conversational)}"
     if kept := _kept(dataset, data):
-        with without_bars():
-            beside = dataset.select([index for index, _ in rows]).select_columns(kept)
-            made = concatenate_datasets([made, beside.flatten_indices(keep_in_memory=True)], axis=1)
+        beside = dataset.select([index for index, _ in rows]).select_columns(kept)
+        made = concatenate_datasets([made, beside.flatten_indices(keep_in_memory=True)], axis=1)
     made.info.description = said
     return made
 

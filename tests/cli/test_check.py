@@ -281,22 +281,20 @@ def test_the_server_is_asked(check, tiny_path, monkeypatch):
     monkeypatch.setattr("basis_rl.cli.check_sections.missing_extra", lambda module, what: None)
     with FakeServer(root="m", max_model_len=4096) as fake:
         vllm = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": fake.url, **CPU}
-        assert re.search(r"serves .*\bm, .*the recipe trains .*tiny", check(**vllm)[2][0])
+        assert re.search(r"has the model .*\bm, not .*tiny", check(**vllm)[2][0])
         fake.root = str(tiny_path)
         code, said, warnings, _ = check(**vllm)
         assert (code, warnings) == (0, [])
-        assert "healthy" in said
+        assert "has this model and accepts up to 4096 tokens" in said
         lora = {"vllm_lora_sync": "adapter", "use_peft": True, "lora_target_modules": "all-linear"}
         assert "cannot load adapters" in check(**vllm, **lora)[2][0]
         fake.max_model_len = 40
         assert "accepts 40 tokens, but the longest prompt" in check(**vllm)[2][0]
         fake.get = lambda path: ["something else"]
-        assert "is no vLLM server" in check(**vllm)[2][0]
-        fake.healthy = False
         assert "There is no vLLM server" in check(**vllm)[2][0]
-    code, said, _, _ = check(**vllm)
+    code, _, warnings, _ = check(**vllm)
     assert code == 0
-    assert "no server answers at present" in said
+    assert "There is no vLLM server" in warnings[0]
 
 
 def test_what_a_stream_will_be_is_said(check, tiny_path, monkeypatch):
