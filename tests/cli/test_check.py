@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-import torch
 import yaml
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 from transformers import AutoConfig, AutoModel
@@ -69,16 +68,6 @@ def test_sections_come_in_order_and_the_verdict_last(check):
     assert "the problem from column 'question', the gold from 'answer'" in said
 
 
-def test_where_the_answer_is_read_is_said(check):
-    math = {"reward_funcs": ["math_verify"]}
-    assert "since no prompt asks for a \\boxed{} (answer_in: anywhere)." in check(**math)[1]
-    boxed = check(**math, prompt_template=r"{prompt} Use \boxed{}.")[1]
-    assert "== Answers\nmath_verify_reward reads the answer from the last \\boxed{}.\n" in boxed
-    plain = check(**math, reward_kwargs={"rules": "plain"})[1]
-    assert "grades the whole rollout by Math-Verify alone" in plain
-    assert "== Answers" not in check()[1]
-
-
 def test_the_calls_of_a_judge_are_told_and_one_that_does_not_answer(check):
     with JudgeServer() as server:
         asked = {"base_url": server.url, "model": "m", "behind": "math_verify", "max_retries": 0}
@@ -117,18 +106,6 @@ def test_every_optimizer_step_is_accounted_for(check):
     assert f"each prompt is seen {epochs:.3g} time(s), answered {2 * epochs:.3g} time(s)" in said
     _, _, warnings, _ = check(max_steps=3)
     assert "1.5 generation batches" in warnings[0]
-
-
-def test_a_processor_that_is_slow_in_bf16_is_told(check, monkeypatch):
-    monkeypatch.setattr(
-        "basis_rl.trainer.model_check.operations_per_second", {torch.float32: 4.0, torch.bfloat16: 2.0}.get
-    )
-    _, _, warnings, _ = check(use_cpu=True, bf16=True)
-    assert any(
-        "bf16 takes 2.0 times as long as float32 on this processor (measured). Set bf16: false." in w for w in warnings
-    )
-    _, _, warnings, _ = check(use_cpu=True, bf16=False)
-    assert not any("as long as float32" in warning for warning in warnings)
 
 
 def test_extras_that_are_missing_here_are_warnings(check, monkeypatch):
@@ -328,14 +305,6 @@ def test_what_a_stream_will_be_is_said(check, tiny_path, monkeypatch):
         assert "the server has room" not in check(**stream)[1]
 
 
-def test_vllm_on_the_trainings_own_gpus_takes_its_share(check):
-    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.5}
-    _, said, _, _ = check("--gpu_memory", "80", **vllm)
-    assert re.search(r"held all the time:.*vLLM: 0.5 of the GPU +40.00 GiB", said, re.S)
-    _, said, _, _ = check("--gpu_memory", "80", **vllm, vllm_enable_sleep_mode=True)
-    assert re.search(r"while generating:.*vLLM: 0.5 of the GPU +40.00 GiB", said, re.S)
-
-
 def http_error(status):
     # The Hub's client has changed its HTTP library, so the response is none of a library's.
     response = SimpleNamespace(status_code=status, headers={}, request=None)
@@ -403,16 +372,6 @@ def test_what_training_would_refuse_after_the_model_is_loaded_is_refused(case, r
     assert capsys.readouterr().err == said
     assert said.count("\n") == 1
     assert any(key in said for key in REFUSED[case])
-
-
-def test_what_training_takes_passes(recipe):
-    taken = {
-        "use_peft": True,
-        "lora_target_modules": ["q_proj", "v_proj"],
-        "attn_implementation": "sdpa",
-        "objective": "gspo",
-    }
-    assert main(["check", recipe(**taken, loss_type="grpo", epsilon=3e-4)]) == 0
 
 
 def test_a_template_of_the_recipe_can_be_unset(recipe, capsys):

@@ -93,11 +93,10 @@ def test_value_table_then_basis_with_one_rollout(recipe, tmp_path, capsys):
 BAD = CASES["bad"]
 
 
-@pytest.mark.parametrize("command", ["train", "check"])
 @pytest.mark.parametrize("case", BAD)
-def test_bad_requests_get_one_message(case, command, recipe, capsys):
+def test_bad_requests_get_one_message(case, recipe, capsys):
     changes, arguments, message = BAD[case]
-    assert main([command, recipe(**changes), *arguments]) == 2
+    assert main(["train", recipe(**changes), *arguments]) == 2
     said = capsys.readouterr().err
     assert re.search(message, said), said
     assert said.count("basis-rl: error:") == 1
@@ -180,11 +179,7 @@ class ByPosition(Tokenwise):
         return Advantages(values=values, baseline=torch.zeros_like(values))
 
 
-def test_a_baseline_of_ones_own(recipe, capsys):
-    assert main(["check", "tests.support.tiny:Tokenwise"]) == 0
-    assert "keeps the contract: declarations, shape_and_zeros" in capsys.readouterr().out
-    assert main(["check", "tests.cli.test_cli:ByPosition"]) == 2
-    assert "depends on the order of the rows" in capsys.readouterr().err
+def test_a_baseline_of_ones_own(recipe):
     assert main(["train", recipe(baseline="tests.support.tiny:Tokenwise")]) == 0
 
 
@@ -289,20 +284,3 @@ def test_check_tells_what_it_cannot_check(words, message, capsys):
 
 
 BUILT, NUMBER = Shrinkage(3.0), 3
-
-
-class AsksForALength:
-    """A reward with an argument of its constructor."""
-
-    def __init__(self, longest):
-        self.longest = longest
-
-    def __call__(self, completions, **columns):
-        return [float(len(str(text)) <= self.longest) for text in completions]
-
-
-def test_check_builds_a_reward_with_its_arguments(capsys):
-    main(["check", "tests.cli.test_cli:AsksForALength", "--longest", "5"])
-    told = capsys.readouterr()
-    assert "partial" not in told.out + told.err
-    assert "longest" not in told.err, "it was built"

@@ -1,6 +1,5 @@
 """Mistakes of somebody new, outside of recipes: one line each, before anything is spent."""
 
-import os
 import subprocess
 import sys
 import time
@@ -11,7 +10,6 @@ import yaml
 from basis_rl import names
 from basis_rl.cli.main import main
 from basis_rl.recipe.sources import known_keys
-from basis_rl.recipe.words import read_recipe
 from basis_rl.trainer import BasisConfig, BasisTrainer
 
 
@@ -19,19 +17,6 @@ def test_output_that_nobody_reads_to_its_end_is_no_error():
     command = f"set -o pipefail; {sys.executable} -m basis_rl --help | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
-    "words", ["init r.yaml --data", "check --model_name_or_path m --dataset_name", "eval m --dataset_name"]
-)
-def test_a_file_that_is_not_there_is_said_before_anything_is_imported(words, tmp_path):
-    code = "import sys; from basis_rl.cli.main import main; code = main(sys.argv[1:]); "
-    code += "assert not {'torch', 'datasets', 'trl'} & set(sys.modules); sys.exit(code)"
-    command = [sys.executable, "-c", code, *words.split(), "nowhere.jsonl"]
-    here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(command, cwd=tmp_path, env=here, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "dataset_name: there is no file 'nowhere.jsonl'" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["nosuch", "nobody/nosuch", "a/b/c", "empty"])
@@ -81,20 +66,6 @@ def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path, capsys):
     path.write_text("seed: 1\nbaseline_kwargs: {lcb: 1}\n# x\nseed: 2\n")
     assert main(["check", str(path)]) == 2
     assert "'seed' stands twice, in lines 1 and 4" in capsys.readouterr().err
-    path.write_text("a: &a {x: 1}\nb:\n  <<: *a\n  x: 2\n")
-    assert read_recipe(str(path))["b"] == {"x": 2}
-
-
-@pytest.mark.parametrize("key", ["prompt_column", "solution_column", "context_column", "difficulty_column"])
-def test_a_column_that_is_not_there_is_said_before_anything_is_imported(key, tmp_path):
-    code = "import sys; from basis_rl.cli.main import main; code = main(sys.argv[1:]); "
-    code += "assert not {'torch', 'datasets', 'trl'} & set(sys.modules); sys.exit(code)"
-    here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", code, "check", written(tmp_path), f"--{key}", "nosuch"]
-    done = subprocess.run(command, env=here, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert f"{key}: " in done.stderr
-    assert "'nosuch'" in done.stderr
 
 
 def test_columns_within_records_and_of_other_files_are_left_to_the_loader(tmp_path):
