@@ -31,7 +31,7 @@ from basis_rl.run.hub import refuse_push
 from basis_rl.samplers import sampler_name
 from basis_rl.trainer import BasisConfig
 from basis_rl.trainer.gather import prompt_ids_of
-from basis_rl.trainer.model_check import rounding_note, slow_half_note
+from basis_rl.trainer.model_check import rounding_note
 from basis_rl.trainer.plan import Plan
 from basis_rl.trainer.selection import tried_belief
 from basis_rl.types import RunContext
@@ -66,8 +66,6 @@ def configuration(recipe: Recipe, args: BasisConfig, launch: Launch, warn: Warn)
     low = recipe.model.dtype in ("bfloat16", "float16")
     if low and launch.engine == "plain" and not recipe.model.use_peft:
         warn(rounding_note(recipe.model.dtype, args.learning_rate))
-    if slow := slow_half_note(args):
-        warn(slow)
     return f"  {given}\nNot given, and so: {shown}.\nLaunched as: {launch}."
 
 

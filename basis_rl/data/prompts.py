@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, concatenate_datasets, load_dataset
+from datasets.utils import disable_progress_bars
 
 from basis_rl.data.choices import Option, how_read, letter_of, lettered, read_options
 from basis_rl.data.files import load_files, load_saved
@@ -136,6 +137,8 @@ def load_prompts(
     made = Dataset.from_list([row for _, row in rows])
     said = f"{read}. {_presented(data, made[0]['prompt'], conversational)}"
     if kept := _kept(dataset, data):
+        # A bar for a moment's work would only break up the log.
+        disable_progress_bars()
         beside = dataset.select([index for index, _ in rows]).select_columns(kept)
         made = concatenate_datasets([made, beside.flatten_indices(keep_in_memory=True)], axis=1)
     made.info.description = said
