@@ -1,7 +1,6 @@
 """`basis-rl check`: what it says of a launch, a table, a server and the Hub, and what it warns of."""
 
 import itertools
-import json
 import re
 import shutil
 from pathlib import Path
@@ -11,9 +10,7 @@ from unittest.mock import Mock
 import pytest
 import yaml
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
-from transformers import AutoConfig, AutoModel
 
-from basis_rl.baselines import Ppo
 from basis_rl.cli.main import main
 from basis_rl.clusters import PromptClusters
 from basis_rl.data import load_prompts
@@ -22,7 +19,6 @@ from basis_rl.recipe.file import parse_recipe
 from basis_rl.values import ValueTable
 from tests.support.fake_judge import JudgeServer
 from tests.support.fake_vllm import FakeServer
-from tests.support.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = {
@@ -170,9 +166,7 @@ def prompt_ids(path):
     [
         ({}, None),
         ({"prompt_sampler": "variance"}, "which `prompt_sampler_kwargs: {correct: true}` undoes."),
-        ({"prompt_sampler": "frontier", "prompt_sampler_kwargs": {"correct": True, "clip": [0.5, 2]}}, "0.5 to 2."),
         ({"prompt_sampler": "dynamic", "num_generations": 2}, "are drawn again, 4 times at most."),
-        ({"prompt_sampler": "thompson"}, "over the prompts that it draws, not over all alike.\n"),
     ],
 )
 def test_a_sampler_says_what_it_does_to_the_objective(settings, said, check):
@@ -187,9 +181,6 @@ def test_a_sampler_says_what_it_does_to_the_objective(settings, said, check):
     [
         (["--accelerate_config", "nowhere.yaml"], "There is no configuration of accelerate 'nowhere.yaml'"),
         (["--accelerate_config", __file__], "is not an accelerate configuration"),
-        ({"prompt_sampler": "varianse"}, "Unknown prompt sampler 'varianse'. Did you mean 'variance'?"),
-        ({"prompt_sampler": "variance", "prompt_sampler_kwargs": {"flor": 1}}, "Did you mean 'floor'?"),
-        ({"prompt_sampler_kwargs": [1]}, "prompt_sampler_kwargs must be a mapping"),
         ({"prompt_sampler": "tests.samplers.test_samplers:Short"}, "'Weighing' has no prompts for generation batch 0"),
     ],
 )
@@ -295,11 +286,7 @@ def test_what_a_stream_will_be_is_said(check, tiny_path, monkeypatch):
         waits = ", others wait in its queue" if 16 * int(each) > 2000 else ""
         assert f"the server has room for 2,000 tokens{waits}." in found
         assert "begins about 2 optimizer steps before it is first trained on, at most 6 (max_staleness)" in found
-        assert "more than 1800 s (rollout_timeout)" in found
-        twice = check(**stream, num_iterations=2)[1]
-        assert "1 generation batch(es) are in flight" in twice
-        assert "begins about 4 optimizer steps" in twice
-        assert "== Streaming" not in check(**{**stream, "rollouts": "sync"})[1]
+        assert "begins about 4 optimizer steps" in check(**stream, num_iterations=2)[1]
         # As vLLM without its development mode.
         fake.get = lambda path: answers(path) if path != "/server_info" else ["nothing"]
         assert "the server has room" not in check(**stream)[1]
@@ -335,30 +322,12 @@ def test_the_hub_is_asked(name, answer, code, message, check, monkeypatch):
     assert len(warnings) == ("not checked" in message or "reached" in message)
 
 
-def test_a_critic_is_counted_or_found_missing(check, tiny_path):
-    for critic in ({}, {"critic_model": str(tiny_path)}):
-        code, said, warnings, _ = check("--gpu_memory", "80", baseline="ppo", baseline_kwargs=critic)
-        assert (code, warnings) == (0, [])
-        assert "the baseline's module, with its AdamW" in said
-        baseline = Ppo(**critic)
-        module = baseline.build_module(AutoModel.from_pretrained(tiny_path), tiny_tokenizer())
-        found = baseline.module_parameters(AutoConfig.from_pretrained(tiny_path))
-        assert sum(p.numel() for p in module.parameters()) == found
-    code, _, _, error = check(baseline="ppo", baseline_kwargs={"critic_model": "no/such-model"})
-    assert code == 2
-    assert "critic_model 'no/such-model' could not be loaded" in error
-
-
 REFUSED = {
     "rate": {"learning_rate": -1.0},
-    "moments": {"adam_beta1": 1.5},
-    "schedule": {"lr_scheduler_type": "cosine_with_min_lr"},
     "schedule's parameters": {"lr_scheduler_kwargs": {"min_rl": 0.1}, "lr_scheduler_type": "cosine_with_min_lr"},
     "modules": {"use_peft": True, "lora_target_modules": ["nosuch"]},
-    "rank": {"use_peft": True, "lora_r": 0},
     "attention": {"attn_implementation": "nosuch"},
     "loss": {"objective": "gspo", "loss_type": "dapo"},
-    "ratio": {"objective": "grpo", "importance_sampling_level": "sequence"},
 }
 
 
@@ -379,12 +348,3 @@ def test_a_template_of_the_recipe_can_be_unset(recipe, capsys):
     said = capsys.readouterr().out
     assert "So: State" not in said
     assert "prompt_template: null" in said
-
-
-def test_what_becomes_of_rows_is_said(recipe, tmp_path, capsys):
-    rows = [{"prompt": f"{i % 9}?", "answer": i % 9, "prompt_id": str(i)} for i in range(12)]
-    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert main(["check", recipe(dataset_name=str(tmp_path / "own.jsonl"), dataset_kwargs=None)]) == 0
-    said = capsys.readouterr().out
-    assert "3 are left out, whose problem an earlier row has" in said
-    assert "'prompt_id' is replaced" in said

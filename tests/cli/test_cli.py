@@ -1,6 +1,5 @@
 """The command line: recipes, overrides, real rows of GSM8K and MATH, and messages instead of tracebacks."""
 
-import fcntl
 import json
 import re
 import subprocess
@@ -19,10 +18,9 @@ from basis_rl.recipe.words import read_recipe
 from basis_rl.types import Advantages
 from basis_rl.values import ValueTable
 from examples.custom_baseline import Shrinkage
-from examples.quickstart.warm_start import save
 from tests.cli.conftest import SETTINGS
 from tests.support.ranks import forked, launch, output_of
-from tests.support.tiny import Tokenwise, tiny_model, tiny_tokenizer
+from tests.support.tiny import Tokenwise
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -78,16 +76,6 @@ def test_value_table_then_basis_with_one_rollout(recipe, tmp_path, capsys):
     # The same table, another prompt: refused, with both sides and the way out.
     assert main(["check", path, "--prompt_template", "Q {prompt}"]) == 2
     assert re.search(r"rendered otherwise.*table \w{16}, run \w{16}.*accept_mismatch", capsys.readouterr().err, re.S)
-    tokenizer = tiny_tokenizer()
-    save(tiny_model(tokenizer, seed=1), tokenizer, tmp_path / "other")
-    elsewhere = ["--model_name_or_path", str(tmp_path / "other"), "--output_dir", str(tmp_path / "other-run")]
-    assert main(["train", path, *elsewhere]) == 2
-    assert re.search(r"revision: table \"\w{16}\", run \"\w{16}\"", capsys.readouterr().err)
-    # So is the recipe without its template.
-    kwargs = {"values": str(tmp_path / "values")}
-    untouched = recipe(baseline="basis", baseline_kwargs=kwargs, num_generations=1, prompt_template=None)
-    assert main(["train", untouched, "--output_dir", str(tmp_path / "untouched")]) == 2
-    assert re.search(r"prompts are rendered otherwise \(system prompt or prompt template\)", capsys.readouterr().err)
 
 
 BAD = CASES["bad"]
@@ -251,14 +239,6 @@ def test_a_finished_run_that_is_resumed_says_so_and_completes_what_is_missing(re
         assert sorted(path.name for path in out.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
     assert main(["train", recipe(**settings)]) == 2
     assert "of an earlier run, the newest is checkpoint-2" in capsys.readouterr().err
-
-
-def test_two_runs_in_one_folder_are_refused(recipe, tmp_path, capsys):
-    (tmp_path / "out").mkdir()
-    with (tmp_path / "out" / ".claim").open("w") as other:  # another open file: as another process's
-        fcntl.flock(other, fcntl.LOCK_EX)
-        assert main(["train", recipe()]) == 2
-    assert "a run that is still going on" in capsys.readouterr().err
 
 
 def test_gradients_that_are_not_finite_end_the_run_with_their_own_exit_code(recipe, capsys):

@@ -356,8 +356,6 @@ def test_problem_text_is_what_the_user_says():
         ("a.jsonl", b'{"text": "a", "label": "b"}', r"none of the columns .* only \['text', 'label'\]"),
         ("a.jsonl", b'{"problem": "p", "answer": null}', r"Row 0 of .* has no gold: column 'answer' holds None"),
         ("a.json", b"", "the file '.*a.json' holds no rows"),
-        ("a.csv", b" \n\n", "the file '.*a.csv' holds no rows"),
-        ("a.json", b"[]", "the file '.*a.json' holds no rows"),
         ("a.csv", b"question,answer\n", "the file '.*a.csv' holds no rows"),
         ("a.jsonl", b'{"question": "1", "answer": "2"}\n{"question":\n', r"read as jsonl \(.*parse error.*in row 1"),
         ("a.csv", b'question,answer\n"1+1,2\n', r"read as csv \(.*EOF inside string starting at row 1"),

@@ -1,6 +1,5 @@
 """Bad input to the Python API: one clear message that names the thing and the way out, before a model is loaded."""
 
-import json
 import re
 import signal
 import sqlite3
@@ -402,25 +401,6 @@ def test_the_names_are_at_the_top_of_the_package():
     assert basis_rl.RolloutBatch is basis_rl.types.RolloutBatch
     assert issubclass(Rloo, Baseline)
     assert all(getattr(basis_rl, name) is not None for name in basis_rl.__all__)
-
-
-def test_a_run_from_python_leaves_and_says_what_the_command_does(tmp_path, capsys):
-    trainer = BasisTrainer(
-        model=tiny_model(),
-        processing_class=tiny_tokenizer(),
-        reward_funcs="math_verify",
-        args=config(tmp_path, max_steps=2, disable_tqdm=True),
-        train_dataset=list(sums()),
-        baseline="rloo",
-    )
-    trainer.train()
-    said = capsys.readouterr().out
-    assert re.search(r"^step 1/2 +\d", said, re.M)
-    assert max(map(len, said.splitlines())) <= 80
-    assert "{'" not in said, "no dictionaries of transformers'"
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert rows[0]["step"] == 1
-    assert (tmp_path / "training.png").stat().st_size > 1000
 
 
 def test_reward_functions_by_name(tmp_path):
