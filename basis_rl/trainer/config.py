@@ -22,6 +22,21 @@ from basis_rl.run.redact import public_path, redact
 from basis_rl.run.run_lock import break_abandoned_locks
 
 CISPO_BOUND = 5.0
+# The least values of settings.
+_LEAST = {
+    0: ("beta", "hub_retries", "hub_retry_wait", "keep_rollouts_mb", "max_staleness"),
+    1: (
+        "batches_in_flight",
+        "generation_batch_size",
+        "gradient_accumulation_steps",
+        "max_completion_length",
+        "max_tool_calling_iterations",
+        "num_iterations",
+        "per_device_token_budget",
+        "per_device_train_batch_size",
+        "steps_per_generation",
+    ),
+}
 # The words that settings may have.
 _WORDS = {
     "kl_placement": ("loss", "reward"),
@@ -242,21 +257,13 @@ class BasisConfig(GRPOConfig):
             )
 
     def _check_values(self) -> None:
-        counts = (
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-            "num_iterations",
-            "steps_per_generation",
-        )
-        least = dict.fromkeys((*counts, "generation_batch_size", "max_completion_length", "per_device_token_budget"), 1)
-        least["batches_in_flight"] = 1
-        least |= dict.fromkeys(("hub_retries", "hub_retry_wait", "keep_rollouts_mb", "max_staleness"), 0)
         if not self.rollout_timeout > 0:
             raise ValueError(f"rollout_timeout must be above 0 seconds, got {self.rollout_timeout:g}.")
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise ValueError(f"{name} must be at least {bound}, got {value}.")
+        for bound, names in _LEAST.items():
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and value < bound:
+                    raise ValueError(f"{name} must be at least {bound}, got {value}.")
         for name, words in _WORDS.items():
             check_word(name, getattr(self, name), words)
         if self.vllm_lora_sync == "adapter" and not (self.use_vllm and self.vllm_mode == "server"):

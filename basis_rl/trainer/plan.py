@@ -324,8 +324,6 @@ def check_values(plan: Plan) -> None:
         raise ValueError("max_steps must be above 0, or -1, which leaves the length to num_train_epochs.")
     if args.use_liger_kernel and find_spec("liger_kernel") is None:
         raise ValueError("use_liger_kernel needs liger-kernel: `pip install liger-kernel`, or leave it out.")
-    if args.beta < 0:
-        raise ValueError(f"beta must be at least 0, got {args.beta:g}: less would drive the policy off its reference.")
     if args.max_steps < 0 and args.num_train_epochs <= 0:
         raise ValueError("num_train_epochs must be above 0.")
 
