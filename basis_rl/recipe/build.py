@@ -305,10 +305,8 @@ def check_recipe(recipe: Recipe, *, artefact: bool = True) -> Checked:
     plan = wrong.tried(plan_recipe, recipe, baseline)
     if plan is None:
         plan = Plan(recipe.args, reward_funcs=wrong.tried(build_rewards, recipe) or [])
-    config, tokenizer = wrong.tried(load_config_and_tokenizer, recipe.model, plan.args, recipe.run.chat_template) or (
-        None,
-        None,
-    )
+    model = wrong.tried(load_config_and_tokenizer, recipe.model, plan.args, recipe.run.chat_template)
+    config, tokenizer = model or (None, None)
     texts: Any = tokenizer or SimpleNamespace(chat_template=None)
     loaded = wrong.tried(load_training_data, recipe, texts, plan.reward_funcs)
     evaluated = wrong.tried(load_eval_data, recipe, texts, plan.reward_funcs)

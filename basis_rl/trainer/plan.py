@@ -678,11 +678,11 @@ def check_templates(plan: Plan, config: Any = None) -> None:
     """
     if plan.tokenizer is None:
         return
+    template = with_tools(plan.args, plan.tools)
     for what, rows in plan.sets.items():
         first = rows.select(range(min(len(rows), _LONGEST)))
-        check_template(first, plan.tokenizer, with_tools(plan.args, plan.tools), what)
+        check_template(first, plan.tokenizer, template, what)
         if what == "train_dataset" and len(first):
-            template = with_tools(plan.args, plan.tools)
             rendered = [render_prompt(plan.tokenizer, prompt, template) for prompt in first["prompt"]]
             tell_rewards(plan.reward_funcs, rendered, plan.tokenizer)
 
