@@ -168,6 +168,12 @@ def refuse_unknown(what: str, given: Collection[str], known: Collection[str]) ->
             raise TypeError(f"{what} has no argument '{name}'.{did_you_mean(name, known)}")
 
 
+def check_word(name: str, value: object, words: Collection[str]) -> None:
+    """Raise ValueError unless the setting `name` has one of these values."""
+    if value not in words:
+        raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}.")
+
+
 def article(word: str) -> str:
     """``an`` before a vowel, else ``a``."""
     return "an" if word[:1].lower() in set("aeiou") else "a"

@@ -9,7 +9,7 @@ from itertools import repeat
 from numbers import Integral, Real
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from basis_rl.names import did_you_mean, import_object, kind_of
+from basis_rl.names import check_word, did_you_mean, import_object, kind_of
 
 
 def build(what: str, known: Mapping[str, type], base: type, name: str, params: Mapping[str, Any]) -> Any:
@@ -80,9 +80,7 @@ def name_of(known: Mapping[str, type], built: object) -> str:
 
 def check_choice(owner: str, name: str, value: object, choices: Any) -> None:
     """Raise ValueError unless `value` is one of the words of the `Literal` `choices`."""
-    words = get_args(choices)
-    if value not in words:
-        raise ValueError(f"{owner}: {name} must be one of {', '.join(words)}, got {value!r}.")
+    check_word(f"{owner}: {name}", value, get_args(choices))
 
 
 def _check_names(title: str, cls: type, params: Mapping[str, Any], key: str) -> None:

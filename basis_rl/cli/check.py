@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import shlex
 from collections.abc import Sequence
-from contextlib import redirect_stdout
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from datasets import Dataset
-
-from basis_rl.baselines import NoBaseline
 from basis_rl.cli import check_model
 from basis_rl.cli import check_sections as sections
 from basis_rl.cli.main import notes, report
@@ -22,16 +15,15 @@ from basis_rl.conformance import BaselineError, ObjectiveError, SamplerError
 from basis_rl.conformance.named import conform
 from basis_rl.estimate.footprint import planned, read_launch
 from basis_rl.estimate.memory import Launch
-from basis_rl.estimate.report import Footprint, Warn, arithmetic, disk, memory, optimizer_steps
-from basis_rl.names import Mistakes
-from basis_rl.recipe import build
+from basis_rl.estimate.report import Footprint, Warn, arithmetic, disk, memory
+from basis_rl.recipe.build import build_tools, check_recipe
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.words import parse_value
 from basis_rl.rewards import RewardError
 from basis_rl.run.errors import RewardFailed
 from basis_rl.sandbox import isolation
-from basis_rl.trainer.plan import Plan, check_with_model, run_context, validates, with_data
+from basis_rl.trainer.plan import Plan, run_context, validates
 from basis_rl.values import ValueTable
 
 
@@ -42,7 +34,7 @@ def show(title: str, text: str) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run all checks that training makes before its first step, and print what would happen. Weights are loaded only
-    for ``--draw`` and ``--measure``.
+    for ``--draw``.
 
     ``basis-rl check module:name`` runs the conformance checks on a user's own baseline, objective or reward instead;
     ``--argument value`` are then the arguments of its constructor.
@@ -61,9 +53,6 @@ def main(argv: Sequence[str]) -> int:
             if options.draw > 0:
                 text = check_model.rollouts(recipe, plan, options.draw, warnings.append)
                 show("Rollouts of the model as it is", text)
-        if options.measure:
-            steps = optimizer_steps(plan.args, len(plan.train_dataset))
-            show("Time", check_model.measure(rest, steps, baseline_missing=isinstance(plan.baseline, NoBaseline)))
     except (BaselineError, ObjectiveError, RewardError, RewardFailed, SamplerError) as error:
         return report(error)
     finally:
@@ -72,17 +61,6 @@ def main(argv: Sequence[str]) -> int:
             show(f"{len(warnings)} warning(s)", "\n".join(f"{n}. {text}" for n, text in enumerate(warnings, 1)))
     print(f"The recipe is in order{f', with {len(warnings)} warning(s)' * bool(warnings)}.")
     return 2 if warnings and options.strict else 0
-
-
-def check_quietly(recipe: Recipe) -> None:
-    """`check` without output, for this machine; a missing value table or codebook is an error here.
-
-    Raises:
-        ValueError: what training would refuse.
-    """
-    build.build_recipe_baseline(recipe.run)
-    with redirect_stdout(io.StringIO()):
-        check(recipe, read_launch(None, None), None, "", lambda warning: None)
 
 
 def constructor_arguments(rest: Sequence[str]) -> dict[str, Any]:
@@ -96,37 +74,6 @@ def constructor_arguments(rest: Sequence[str]) -> dict[str, Any]:
     if len(words) % 2 or not all(flag.startswith("--") for flag, _ in pairs):
         raise ValueError(f"Give the arguments of a constructor as `--name value`, not {shlex.join(rest)!r}.")
     return {flag.removeprefix("--").removeprefix("baseline_kwargs."): parse_value(flag, text) for flag, text in pairs}
-
-
-def check_all_parts(recipe: Recipe) -> tuple[str | None, Plan, Dataset, Any]:
-    """Build and check every part, and report all mistakes together. Returns the key of a missing artefact
-    (`baseline_or_stand_in`), the plan with its data, all problems, and the model's configuration.
-
-    Raises:
-        ValueError: everything that is wrong with settings, model and data.
-    """
-    wrong = Mistakes()
-    missing, baseline = wrong.tried(sections.baseline_or_stand_in, recipe.run) or (None, NoBaseline())
-    plan = wrong.tried(build.plan_recipe, recipe, baseline)
-    if plan is None:
-        plan = Plan(recipe.args, reward_funcs=wrong.tried(build.build_rewards, recipe) or [])
-    config, tokenizer = wrong.tried(
-        build.load_config_and_tokenizer, recipe.model, plan.args, recipe.run.chat_template
-    ) or (None, None)
-    texts: Any = tokenizer or SimpleNamespace(chat_template=None)
-    loaded = wrong.tried(build.load_training_data, recipe, texts, plan.reward_funcs)
-    evaluated = wrong.tried(build.load_eval_data, recipe, texts, plan.reward_funcs)
-    whole = wrong.tried(with_data, plan, loaded, evaluated, processing_class=tokenizer) if loaded is not None else None
-    # If the data has mistakes, look for others with the data as it is.
-    whole = whole or replace(plan, train_dataset=loaded, kwargs={**plan.kwargs, "processing_class": tokenizer})
-    # The stand-in's empty table would refuse prompts that the missing one will have.
-    if missing is not None:
-        whole = replace(whole, baseline=NoBaseline())
-    if loaded is not None and config is not None:
-        wrong.tried(check_with_model, whole, config)
-    wrong.tell()
-    assert loaded is not None
-    return missing, whole, loaded, config
 
 
 def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: str, warn: Warn) -> Plan:
@@ -143,34 +90,34 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     Raises:
         ValueError: what training would refuse.
     """
-    missing, plan, loaded, config = check_all_parts(recipe)
+    checked = check_recipe(recipe, artefact=False)
+    plan = checked.plan
     args = plan.args
     baseline = plan.baseline
+    problems = len(plan.train_dataset)
     show("Configuration", sections.configuration(recipe, args, launch, warn))
     if plan.tools:
-        show("Tools", sections.tools(build.build_tools(recipe.run), args))
+        show("Tools", sections.tools(build_tools(recipe.run), args))
     for each in plan.episodes:
         show(f"Environment: {each.name}", sections.environment(plan, each))
-    show("Batch arithmetic", arithmetic(args, len(loaded), warn))
-    show("Columns", sections.columns(loaded, args, plan.reward_funcs, plan.episodes))
+    show("Batch arithmetic", arithmetic(args, checked.problems, warn))
+    show("Columns", sections.columns(plan))
     lengths = plan.prompt_lengths()
     if not plan.episodes:
         show("Prompts", sections.prompts(plan.rendered, lengths, plan.train_dataset[0]["prompt"]))
     if answers := sections.answers(plan.reward_funcs, args, warn):
         show("Answers", answers)
-    show("Golds", sections.golds(len(loaded) - len(plan.train_dataset), len(loaded), plan.reward_funcs, warn))
-    takes = f"the first generation batch takes {args.generation_batch_size // args.num_generations}"
-    show("Enough for a step?", f"{len(plan.train_dataset)} problems; {takes}: training will take steps.")
-    if missing is not None:
-        needs = sections.missing_artefact(recipe, missing, len(plan.rendered), arguments, warn)
+    show("Golds", sections.golds(checked.problems - problems, checked.problems, plan.reward_funcs, warn))
+    if checked.missing is not None:
+        needs = sections.missing_artefact(recipe, checked.missing, problems, arguments, warn)
         show("What the baseline needs", needs)
     elif validates(baseline):
-        show("What the baseline needs", sections.artefact(baseline, run_context(plan, config), warn))
+        show("What the baseline needs", sections.artefact(baseline, run_context(plan, checked.config), warn))
         if isinstance(table := getattr(baseline, "values", None), ValueTable):
             show("Groups without variance", check_model.of_table(plan, table))
     if plan.draws_prompts:
         show("Sampling", sections.sampling(plan))
-    footprint = Footprint(recipe.model, args, config, launch, max(lengths), gpu_memory, baseline)
+    footprint = Footprint(recipe.model, args, checked.config, launch, max(lengths), gpu_memory, baseline)
     show("Memory of a GPU", memory(footprint, warn))
     show("Disk", disk(footprint, warn))
     show("Rollouts", sections.server(recipe, footprint, warn))

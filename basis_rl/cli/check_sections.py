@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from shlex import quote
 from statistics import median_high
 from typing import Any
 
 import yaml
-from datasets import Dataset
 from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -26,22 +23,21 @@ from basis_rl.estimate import report
 from basis_rl.estimate.memory import Launch
 from basis_rl.estimate.report import Footprint, Warn, server_memory
 from basis_rl.names import missing_extra
-from basis_rl.recipe.build import build_recipe_baseline
-from basis_rl.recipe.keys import Recipe, RunArguments
-from basis_rl.rewards.base import GoldChecker, read_columns
+from basis_rl.recipe.keys import Recipe
+from basis_rl.rewards.base import GoldChecker
 from basis_rl.rewards.judge import JudgeReward
-from basis_rl.run.artefacts import MissingArtefact
-from basis_rl.run.errors import RequestRefused, RolloutError
+from basis_rl.run.errors import RolloutError
 from basis_rl.run.hub import refuse_push
 from basis_rl.samplers import sampler_name
 from basis_rl.trainer import BasisConfig
 from basis_rl.trainer.gather import prompt_ids_of
-from basis_rl.trainer.model_check import rounding_note, slow_half_note
+from basis_rl.trainer.model_check import rounding_note
 from basis_rl.trainer.plan import Plan
 from basis_rl.trainer.selection import tried_belief
 from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
 from basis_rl.values.provenance import mismatches
+from basis_rl.values.sources import check_served
 
 # Settings that decide a run and are often left to their defaults, so they are shown even then.
 _SHOWN = (
@@ -70,8 +66,6 @@ def configuration(recipe: Recipe, args: BasisConfig, launch: Launch, warn: Warn)
     low = recipe.model.dtype in ("bfloat16", "float16")
     if low and launch.engine == "plain" and not recipe.model.use_peft:
         warn(rounding_note(recipe.model.dtype, args.learning_rate))
-    if slow := slow_half_note(args):
-        warn(slow)
     return f"  {given}\nNot given, and so: {shown}.\nLaunched as: {launch}."
 
 
@@ -99,22 +93,15 @@ def sampling(plan: Plan) -> str:
     return f"{drawn}: training maximises the mean reward over the prompts that it draws, not over all alike{undo}."
 
 
-def columns(dataset: Dataset, args: BasisConfig, rewards: Sequence[Any], episodes: Sequence[Episode] = ()) -> str:
-    """Which columns there are, where they come from, and who reads them."""
-    readers = {"prompt": ["the model"], "prompt_id": ["baseline and logs"]}
-    for reward in rewards:
-        for name in sorted(read_columns([reward])):
-            readers.setdefault(name, []).append(getattr(reward, "__name__", type(reward).__name__))
-    for each in episodes:
-        for name in dataset.column_names if each.columns is None else sorted(each.columns):
-            readers.setdefault(name, []).append(f"{each.name}.reset")
-    if args.difficulty_column is not None:
-        readers.setdefault(args.difficulty_column, []).append("the log (difficulty_column)")
+def columns(plan: Plan) -> str:
+    """Where problems and golds come from, the columns, and which of them rewards and environments read."""
+    dataset = plan.train_dataset
     lines = [f"{dataset.info.description}."] if dataset.info.description else []
-    lines.append(f"{len(dataset)} problems after duplicates and what is held out.")
-    for name in dataset.column_names:
-        read = f"read by {', '.join(readers[name])}" if name in readers else "no reward function names it"
-        lines.append(f"  {name}: {read}")
+    lines.append(
+        f"{len(dataset)} problems after duplicates and what is held out; columns: {', '.join(dataset.column_names)}."
+    )
+    read = dataset.column_names if plan.reads is None else sorted(plan.reads & set(dataset.column_names))
+    lines.append(f"Reward functions and environments read {', '.join(read) or 'no column'}.")
     return "\n".join(lines)
 
 
@@ -171,26 +158,6 @@ def golds(dropped: int, problems: int, rewards: Sequence[Any], warn: Warn) -> st
     if dropped:
         warn(f"{dropped} of {problems} problems are dropped: their golds do not verify against themselves.")
     return f"The golds passed the checks of the reward functions ({dropped} problems dropped)."
-
-
-def baseline_or_stand_in(run: RunArguments) -> tuple[str | None, Baseline]:
-    """Build the recipe's baseline. If its value table or codebook does not exist yet, a stand-in takes its place.
-
-    Returns:
-        The key of the missing artefact (``values`` or ``clusters``), or None; and the baseline.
-
-    Raises:
-        ValueError: as `build_recipe_baseline`, except for a missing artefact.
-    """
-    stand_ins = {"values": ValueTable.from_rewards({"": [0.0, 1.0]}), "clusters": PromptClusters({"": 0})}
-    try:
-        return None, build_recipe_baseline(run)
-    except MissingArtefact:
-        given = run.baseline_kwargs or {}
-        key = next((key for key in stand_ins if isinstance(given.get(key), str)), None)
-        if key is None:
-            raise
-        return key, build_recipe_baseline(replace(run, baseline_kwargs={**given, key: stand_ins[key]}))
 
 
 def missing_artefact(recipe: Recipe, key: str, problems: int, arguments: str, warn: Warn) -> str:
@@ -255,31 +222,19 @@ def _server_at(url: str, model: str, footprint: Footprint, warn: Warn) -> str:
     """What a server that is there already says of itself."""
     length = footprint.length
     try:
-        client = Client(url)
-        client.ask("/health")
-        served = client.model()
-        missing = lora_missing(client) if footprint.args.vllm_lora_sync == "adapter" else None
-    except (RolloutError, RequestRefused, ValueError) as error:
-        warn(
-            f"There is no vLLM server at {url} ({error}). Start it before the training: "
-            f"`basis-rl serve {quote(model)}`."
-        )
-        return f"At {url} no server answers at present."
-    if missing is not None:
+        limit = check_served(url, model)
+    except (RolloutError, ValueError) as error:
+        warn(str(error))
+        return f"At {url} no server of this model answers at present."
+    if footprint.args.vllm_lora_sync == "adapter" and (missing := lora_missing(Client(url))):
         warn(missing)
-    # The server may name the same folder in another way.
-    if Path(model).resolve() not in {Path(name).resolve() for name in served.names}:
-        warn(f"The vLLM server at {url} serves {', '.join(served.names)}, but the recipe trains {model}.")
-    if served.max_model_len is not None and served.max_model_len < length:
+    if limit is not None and limit < length:
         warn(
-            f"The vLLM server at {url} accepts {served.max_model_len} tokens, but the longest prompt "
-            f"({footprint.prompt}) and max_completion_length ({footprint.args.max_completion_length}) together have "
-            f"{length}. Start it with --max-model-len {length} or more."
+            f"The vLLM server at {url} accepts {limit} tokens, but the longest prompt ({footprint.prompt}) and "
+            f"max_completion_length ({footprint.args.max_completion_length}) together have {length}. Start it with "
+            f"--max-model-len {length} or more."
         )
-    return (
-        f"The server at {url} is healthy, serves {' = '.join(served.names)} and accepts up to {served.max_model_len} "
-        f"tokens; {length} are needed."
-    )
+    return f"The server at {url} has this model and accepts up to {limit} tokens; {length} are needed."
 
 
 def streaming(recipe: Recipe, footprint: Footprint) -> str:

@@ -24,11 +24,11 @@ import yaml
 from transformers.utils.generic import flatten_dict
 
 from basis_rl.baselines import BASELINES, Baseline
-from basis_rl.cli.check import check_quietly
 from basis_rl.cli.compare import main as compare
 from basis_rl.cli.main import FAILED, STOPPED
 from basis_rl.cli.options import sweep_parser
 from basis_rl.names import did_you_mean, import_object
+from basis_rl.recipe.build import check_recipe
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.words import peek, read_mapping
@@ -149,7 +149,7 @@ def check_all(runs: Sequence[Planned]) -> None:
         seen.add(settings)
         print(f"Checking {run.name} ...", flush=True)
         try:
-            check_quietly(run.recipe)
+            check_recipe(run.recipe)
         except (ValueError, OSError) as error:
             raise ValueError(f"{run.name}: {error}") from error
 

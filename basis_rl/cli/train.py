@@ -14,7 +14,6 @@ import yaml
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from basis_rl.cli.main import FAILED, LOST, PEER, STOPPED, fail, notes
-from basis_rl.data import GYM_COLUMN
 from basis_rl.engine.server import Server, ServerError, kept_alive
 from basis_rl.engine.template_day import use_day
 from basis_rl.recipe.build import build_trainer, server_options
@@ -37,13 +36,7 @@ _AVERAGE = re.compile(r"eval_(?:(?P<name>.+)_)?avg@\d+")
 # The reward before and after is the mean over the first and the last tenth of the log.
 _TENTH = 10
 # Files that a run's folder may hold besides the model, in the order of the summary.
-_FILES = {
-    "README.md": "the model card",
-    "recipe.yaml": "the recipe",
-    "metrics.jsonl": "every metric",
-    "training.png": "a plot",
-    "vllm.log": "the log of vLLM",
-}
+_FILES = ("README.md", "recipe.yaml", "metrics.jsonl", "training.png", "vllm.log")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -109,13 +102,6 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
         raise
 
 
-def suggested_benchmarks(recipe: Recipe) -> list[str]:
-    """The recipe's own; else MATH-500, unless problems are generated, which look different, or are no mathematics."""
-    generated = recipe.data.dataset_name.startswith(f"{GYM_COLUMN}:")
-    mathematics = "math_verify" in recipe.run.reward_funcs and not generated
-    return recipe.run.eval_benchmarks or (["math500"] if mathematics else [])
-
-
 def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     """Train and save; returns the exit code."""
     output = Path(recipe.args.output_dir)
@@ -142,7 +128,7 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     else:
         trainer.create_model_card()
     if trainer.accelerator.is_main_process:
-        print(summary(trainer.state.log_history, output, how_sampled(recipe.args), suggested_benchmarks(recipe)))
+        print(summary(trainer.state.log_history, output, how_sampled(recipe.args), recipe.run.eval_benchmarks or []))
         if recipe.args.push_to_hub:
             again = shlex.join(["basis-rl", "push", str(output), *filter(None, [trainer.hub_model_id])])
             print(f"Pushed: {pushed.commit_url}" if pushed else f"NOT pushed. Once the Hub can be reached: {again}")
@@ -182,7 +168,7 @@ def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks
         log: what was logged, in order (`TrainerState.log_history`).
         output: folder of the run, with everything written.
         how: how the rollouts of evaluations were drawn.
-        benchmarks: suggested for an evaluation of the model; without any it is one on the recipe's own problems.
+        benchmarks: of the recipe, for an evaluation of the model; without any it is one on the recipe's own problems.
     """
     place = shlex.quote(str(output))
     rows = before_and_after(log, how)
@@ -191,14 +177,8 @@ def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks
     if rows:
         lines += [f"{'':{width}}  {'before':>7}  {'after':>7}"]
         lines += [f"{name:{width}}  {first:7.3g}  {last:7.3g}  {note}" for name, first, last, note in rows]
-    if {row["reward"] for row in log if row.get("reward") is not None} == {0}:
-        lines += [
-            "The reward was 0 in every step, so nothing was learnt. See what the model writes, and why it is wrong:",
-            f"  basis-rl rollouts {place}",
-            "and try the next recipe before it runs: basis-rl check RECIPE --draw 16",
-        ]
-    lines += [f"In {output}:", "  the model and its tokenizer"]
-    lines += [f"  {name:13}  {what}" for name, what in _FILES.items() if (output / name).is_file()]
+    there = [name for name in _FILES if (output / name).is_file()]
+    lines.append(f"In {output}: {', '.join(['the model and its tokenizer', *there])}.")
     measured = f" --benchmarks {shlex.quote(','.join(benchmarks))}" if benchmarks else ""
     lines += [
         "Next:",

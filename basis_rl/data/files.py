@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import gzip
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from datasets import Dataset, load_dataset, load_from_disk
-from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from datasets.utils import disable_progress_bars
 from pandas.errors import ParserWarning
 
 from basis_rl.names import file_format
@@ -18,8 +17,9 @@ from basis_rl.names import file_format
 
 def load_saved(folder: str, split: str) -> Dataset:
     """A folder of `save_to_disk`, of one dataset or of several splits."""
-    with without_bars():
-        loaded = load_from_disk(folder)
+    # Reading a file takes a moment: bars would only break up the log.
+    disable_progress_bars()
+    loaded = load_from_disk(folder)
     if isinstance(loaded, Dataset):
         return loaded
     if split not in loaded:
@@ -41,7 +41,8 @@ def load_files(name: str, paths: Sequence[Path]) -> Dataset:
     # Without index_col, pandas takes the first column for row labels where every row has a field more than the header.
     layout = {"sep": _separator(_first_line(paths[0])), "index_col": False} if kind == "csv" else {}
     try:
-        with without_bars(), warnings.catch_warnings():
+        disable_progress_bars()
+        with warnings.catch_warnings():
             warnings.simplefilter("error", ParserWarning)
             return load_dataset(kind, data_files=list(map(str, paths)), split="train", **layout)
     except Exception as error:
@@ -65,15 +66,3 @@ def _first_line(path: Path) -> str:
 def _separator(header: str) -> str:
     """What divides the header of a .csv file into most columns."""
     return max(",;\t", key=lambda each: len(next(csv.reader([header], delimiter=each), [])))
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Within it `datasets` shows no bars: reading a file takes a moment."""
-    shown = not are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            enable_progress_bars()

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, concatenate_datasets, load_dataset
+from datasets.utils import disable_progress_bars
 
 from basis_rl.data.choices import Option, how_read, letter_of, lettered, read_options
-from basis_rl.data.files import load_files, load_saved, without_bars
+from basis_rl.data.files import load_files, load_saved
 from basis_rl.data.rows import bare_problem, gold_text, is_blank, is_single_turn, problem_text, without_answer
 from basis_rl.data.template import as_text, filled, is_jinja, places, read_template
 from basis_rl.identity import prompt_id, row_id
-from basis_rl.names import FORMATS, as_name, data_files, did_you_mean, option, require_extra
+from basis_rl.names import FORMATS, as_name, check_word, data_files, did_you_mean, option, require_extra
 
 PROMPT_COLUMNS = ("prompt", "problem", "question", "Problem", "Question")
 # A column of answers before one of worked solutions; a dot goes into a column of records.
@@ -44,7 +45,11 @@ _SEEDS = 1000
 
 @dataclass
 class DataArguments:
-    r"""Where the problems come from, and how they are put to the model."""
+    r"""Where the problems come from, and how they are put to the model.
+
+    Raises:
+        ValueError: values that contradict each other, or that are out of their range.
+    """
 
     dataset_name: str = option(
         "",
@@ -101,6 +106,14 @@ class DataArguments:
                 setattr(self, key, None)
         if self.prompt_template is not None:
             self.prompt_template = read_template(self.prompt_template)
+        if self.dataset_test_split and self.test_fraction:
+            raise ValueError(
+                "dataset_test_split and test_fraction both name problems to evaluate on: set one of the two."
+            )
+        if not 0 <= self.test_fraction < 1:
+            raise ValueError(f"test_fraction must be in [0, 1), got {self.test_fraction}.")
+        check_word("solution_list", self.solution_list, ("all", "any"))
+        check_word("on_missing_gold", self.on_missing_gold, ("error", "drop"))
 
 
 def load_prompts(
@@ -123,7 +136,6 @@ def load_prompts(
     Raises:
         ValueError: dataset, column or pattern that does not exist or fit; says which, of what, and what to set.
     """
-    _check(data)
     data, held_out = _split(data, held_out)
     dataset = load_rows(data)
     fields = _with_fields(dataset)
@@ -136,9 +148,10 @@ def load_prompts(
     made = Dataset.from_list([row for _, row in rows])
     said = f"{read}. {_presented(data, made[0]['prompt'], conversational)}"
     if kept := _kept(dataset, data):
-        with without_bars():
-            beside = dataset.select([index for index, _ in rows]).select_columns(kept)
-            made = concatenate_datasets([made, beside.flatten_indices(keep_in_memory=True)], axis=1)
+        # A bar for a moment's work would only break up the log.
+        disable_progress_bars()
+        beside = dataset.select([index for index, _ in rows]).select_columns(kept)
+        made = concatenate_datasets([made, beside.flatten_indices(keep_in_memory=True)], axis=1)
     made.info.description = said
     return made
 
@@ -175,7 +188,6 @@ def load_tasks(
     Raises:
         ValueError: see `load_prompts`.
     """
-    _check(data)
     data, held_out = _split(data, held_out)
     rows = load_rows(data) if data.dataset_name else seed_rows(data.max_train_samples)
     flat = rows.flatten()
@@ -263,10 +275,8 @@ def _source(dataset: Dataset, data: DataArguments, gold: bool) -> _Source:
         raise ValueError(f"prompt_template must hold {forms}, the place of the problem.")
     if gold and source.solution in named:
         raise ValueError(f"prompt_template shows the gold, which is column '{source.solution}'. Take it out.")
-    known = dataset.column_names
-    if unknown := [name for name in source.columns if name not in known]:
-        has = f"'{data.dataset_name}' has no column '{unknown[0]}', only {known}.{did_you_mean(unknown[0], known)}"
-        raise ValueError(f"{'choices_column' if unknown[0] in choices else 'prompt_template'}: {has}")
+    _require_columns("choices_column", source.choices, dataset, data)
+    _require_columns("prompt_template", source.shown, dataset, data)
     return replace(source, reading=_how_golds_name_options(dataset, data, source))
 
 
@@ -357,24 +367,11 @@ def _presented(data: DataArguments, prompt: Any, conversational: bool) -> str:
 
 def _kept(dataset: Dataset, data: DataArguments) -> list[str]:
     """The columns that stay as they are: not those that TRL has another meaning for, unless they are asked for."""
-    if unknown := [column for column in data.keep_columns or [] if column not in dataset.column_names]:
-        known = dataset.column_names
-        raise ValueError(f"keep_columns: '{data.dataset_name}' has no column '{unknown[0]}', only {known}.")
+    _require_columns("keep_columns", data.keep_columns or (), dataset, data)
     own = {"prompt", "solution", "prompt_id"}
     if data.keep_columns is not None:
         return [column for column in data.keep_columns if column not in own]
     return [column for column in dataset.column_names if column not in own | TAKEN | IMAGES]
-
-
-def _check(data: DataArguments) -> None:
-    if data.dataset_test_split and data.test_fraction:
-        raise ValueError("dataset_test_split and test_fraction both name problems to evaluate on: set one of the two.")
-    if not 0 <= data.test_fraction < 1:
-        raise ValueError(f"test_fraction must be in [0, 1), got {data.test_fraction}.")
-    if data.solution_list not in ("all", "any"):
-        raise ValueError(f"solution_list must be 'all' or 'any', got '{data.solution_list}'.")
-    if data.on_missing_gold not in ("error", "drop"):
-        raise ValueError(f"on_missing_gold must be 'error' or 'drop', got '{data.on_missing_gold}'.")
 
 
 def _rows(dataset: Dataset, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -511,10 +508,18 @@ def _with_tuples(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} is not JSON")
 
 
+def _require_columns(key: str, columns: Sequence[str], dataset: Dataset, data: DataArguments) -> None:
+    """Raise ValueError if the key names a column that the dataset does not have."""
+    known = dataset.column_names
+    for name in columns:
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise ValueError(f"{key}: '{data.dataset_name}' has no column '{name}', only {known}.{near}")
+
+
 def _column(dataset: Dataset, data: DataArguments, key: str, candidates: Sequence[str]) -> str:
     chosen: str | None = getattr(data, key)
-    if chosen is not None and chosen not in dataset.column_names:
-        raise ValueError(f"{key}: '{data.dataset_name}' has no column '{chosen}', only {dataset.column_names}.")
+    _require_columns(key, [chosen] if chosen else (), dataset, data)
     found = [chosen] if chosen else [name for name in candidates if name in dataset.column_names]
     if not found:
         has = f"'{data.dataset_name}' has none of the columns {candidates}, only {dataset.column_names}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from basis_rl.data import DataArguments
-from basis_rl.names import option
+from basis_rl.names import check_word, option
 
 MOST_NEW_TOKENS = 32_768
 
@@ -70,9 +70,8 @@ class EvalArguments(DataArguments):
         if bool(self.benchmarks) == bool(self.dataset_name):
             raise ValueError("Which benchmarks? `--benchmarks aime24,math500`, or the path of a file; or in place of "
                              "benchmarks your own data, `--dataset_name`.")  # fmt: skip
-        for name, words in (("backend", ("transformers", "vllm")), ("on_invalid_gold", ("error", "drop"))):
-            if getattr(self, name) not in words:
-                raise ValueError(f"{name} must be {' or '.join(words)}, got '{getattr(self, name)}'.")
+        check_word("backend", self.backend, ("transformers", "vllm"))
+        check_word("on_invalid_gold", self.on_invalid_gold, ("error", "drop"))
         if self.vllm_urls and self.backend != "vllm":
             raise ValueError("vllm_urls needs --backend vllm.")
         for name in ("num_rollouts", "max_new_tokens", "limit", "batch_size"):

@@ -6,7 +6,7 @@ import datetime
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -29,11 +29,6 @@ from basis_rl.values.provenance import fingerprint, rendered_prompt
 # rollouts, and yields (index of the prompt, its completions) as they are ready. A source with a seed for each prompt
 # derives it from the key, so that a prompt gets the same completions whichever others are asked for with it.
 Generate = Callable[[Sequence[Sequence[int]], Sequence[str], Sampling, int], Iterator[tuple[int, list[Completion]]]]
-
-
-def golds_fingerprint(problems: Iterable[tuple[str, str]]) -> str:
-    """Fingerprint of the prompt ids and golds of an evaluation, in their order."""
-    return fingerprint(json.dumps(list(problems), ensure_ascii=False))
 
 
 class Evaluation:
@@ -71,12 +66,13 @@ class Evaluation:
         prompts = list(problems.dataset["prompt"])
         self.tokens = [prompt_tokens(prompt, tokenizer, chat_template_kwargs) for prompt in prompts]
         self.texts = [rendered_prompt(prompt, tokenizer, chat_template_kwargs) for prompt in prompts]
+        golds = [(row["prompt_id"], row["solution"]) for row in problems.dataset]
         known = {
             **settings,
             **asdict(sampling),
             "num_rollouts": num_rollouts,
             "source": dict(problems.benchmark.data),
-            "problems": golds_fingerprint((row["prompt_id"], row["solution"]) for row in problems.dataset),
+            "problems": fingerprint(json.dumps(golds, ensure_ascii=False)),
         }
         self.file = RolloutFile(folder, problems.name, known)
 

@@ -6,8 +6,9 @@ import json
 import logging
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from datasets import Dataset
@@ -16,25 +17,28 @@ from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from basis_rl import resources
-from basis_rl.baselines import Baseline, build_baseline
+from basis_rl.baselines import Baseline, NoBaseline, build_baseline
+from basis_rl.clusters import PromptClusters
 from basis_rl.data import load_prompts
 from basis_rl.data.prompts import load_tasks
 from basis_rl.data.rows import bare_problem
 from basis_rl.engine.server import ServerOptions
 from basis_rl.environments import build_environment
 from basis_rl.evaluation.benchmarks import load_benchmark
-from basis_rl.names import did_you_mean
+from basis_rl.names import Mistakes, did_you_mean
 from basis_rl.objectives import build_objective
 from basis_rl.recipe.keys import Recipe, RunArguments
 from basis_rl.recipe.words import parse_value
 from basis_rl.registry import construct, find
 from basis_rl.rewards.base import read_columns
 from basis_rl.rewards.registry import build_reward, split_params
+from basis_rl.run.artefacts import MissingArtefact
 from basis_rl.samplers import build_sampler
 from basis_rl.tools import TOOLS, chat_template
 from basis_rl.trainer import BasisConfig, BasisTrainer
 from basis_rl.trainer.model_check import check_saved
 from basis_rl.trainer.plan import Plan, check_with_model, plan_run, with_data
+from basis_rl.values import ValueTable
 
 
 def build_rewards(recipe: Recipe) -> list[Any]:
@@ -247,16 +251,84 @@ def plan_recipe(recipe: Recipe, baseline: Baseline | None = None) -> Plan:
     )
 
 
-def build_trainer(recipe: Recipe) -> BasisTrainer:
-    """Everything that a run needs, checked before the model's weights are loaded; cheap checks first.
+def baseline_or_stand_in(run: RunArguments) -> tuple[str | None, Baseline]:
+    """Build the recipe's baseline. If its value table or codebook does not exist yet, a stand-in takes its place.
+
+    Returns:
+        The key of the missing artefact (``values`` or ``clusters``), or None; and the baseline.
 
     Raises:
-        ValueError: see `parse_recipe`, `basis_rl.trainer.plan` and the loaders.
+        ValueError: as `build_recipe_baseline`, except for a missing artefact.
     """
-    plan = plan_recipe(recipe)
-    config, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args, recipe.run.chat_template)
-    loaded = load_training_data(recipe, tokenizer, plan.reward_funcs)
-    plan = with_data(plan, loaded, load_eval_data(recipe, tokenizer, plan.reward_funcs), processing_class=tokenizer)
-    check_with_model(plan, config)
+    stand_ins = {"values": ValueTable.from_rewards({"": [0.0, 1.0]}), "clusters": PromptClusters({"": 0})}
+    try:
+        return None, build_recipe_baseline(run)
+    except MissingArtefact:
+        given = run.baseline_kwargs or {}
+        key = next((key for key in stand_ins if isinstance(given.get(key), str)), None)
+        if key is None:
+            raise
+        return key, build_recipe_baseline(replace(run, baseline_kwargs={**given, key: stand_ins[key]}))
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A recipe after all checks that need no weights.
+
+    Attributes:
+        plan: with its data.
+        problems: how many were loaded; the plan may have dropped some.
+        config: the model's.
+        missing: the key of an artefact that is not there yet (`baseline_or_stand_in`); the plan then has no baseline.
+    """
+
+    plan: Plan
+    problems: int
+    config: Any
+    missing: str | None
+
+
+def check_recipe(recipe: Recipe, *, artefact: bool = True) -> Checked:
+    """Build and check every part of a recipe, and report all mistakes together.
+
+    Args:
+        recipe: of the run.
+        artefact: whether a value table or codebook that the baseline names must be there.
+
+    Raises:
+        ValueError: everything that is wrong with settings, model and data.
+    """
+    wrong = Mistakes()
+    missing, baseline = wrong.tried(baseline_or_stand_in, recipe.run) or (None, NoBaseline())
+    if missing is not None and artefact:
+        wrong.tried(build_recipe_baseline, recipe.run)
+    plan = wrong.tried(plan_recipe, recipe, baseline)
+    if plan is None:
+        plan = Plan(recipe.args, reward_funcs=wrong.tried(build_rewards, recipe) or [])
+    model = wrong.tried(load_config_and_tokenizer, recipe.model, plan.args, recipe.run.chat_template)
+    config, tokenizer = model or (None, None)
+    texts: Any = tokenizer or SimpleNamespace(chat_template=None)
+    loaded = wrong.tried(load_training_data, recipe, texts, plan.reward_funcs)
+    evaluated = wrong.tried(load_eval_data, recipe, texts, plan.reward_funcs)
+    whole = wrong.tried(with_data, plan, loaded, evaluated, processing_class=tokenizer) if loaded is not None else None
+    # If the data has mistakes, look for others with the data as it is.
+    whole = whole or replace(plan, train_dataset=loaded, kwargs={**plan.kwargs, "processing_class": tokenizer})
+    # The stand-in's empty table would refuse prompts that the missing one will have.
+    if missing is not None:
+        whole = replace(whole, baseline=NoBaseline())
+    if loaded is not None and config is not None:
+        wrong.tried(check_with_model, whole, config)
+    wrong.tell()
+    assert loaded is not None
+    return Checked(whole, len(loaded), config, missing)
+
+
+def build_trainer(recipe: Recipe) -> BasisTrainer:
+    """Everything that a run needs, checked before the model's weights are loaded.
+
+    Raises:
+        ValueError: see `check_recipe`.
+    """
+    plan = check_recipe(recipe).plan
     _warn_of_overlap(plan.train_dataset, plan.eval_dataset)
     return BasisTrainer(str(recipe.model.model_name_or_path), plan=plan)

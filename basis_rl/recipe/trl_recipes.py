@@ -18,9 +18,9 @@ _WITHOUT_MEANING = ("dataset_streaming", "streaming", "ignore_bias_buffers", "te
 def from_trl(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The keys of a recipe's file with TRL's own translated, and a sentence for each translation.
 
-    ``datasets`` with one entry becomes ``dataset_name``, ``scale_rewards: none`` becomes the baseline ``dr_grpo``, and
-    keys without a meaning here are left out; for the rewards see `translate_rewards`. A recipe of this package comes
-    back as it is.
+    ``datasets`` with one entry becomes ``dataset_name``, and keys without a meaning here are left out; for the rewards
+    see `translate_rewards`, for ``scale_rewards`` `basis_rl.trainer.plan.baseline_of_settings`. A recipe of this
+    package comes back as it is.
 
     Raises:
         ValueError: what cannot be translated: several datasets, a reward model.
@@ -36,7 +36,6 @@ def from_trl(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             "function of your own: reward_funcs: [my_lib.rewards:mine]."
         )
     _take_datasets(result, notes)
-    _take_scale(result, notes)
     return result, notes
 
 
@@ -64,16 +63,3 @@ def translate_rewards(names: list[str]) -> tuple[list[str], dict[str, Any], list
         notes.append(f"TRL's reward {name} is read as {own}{shown}.")
     parameters = {own: params for own, params in found.values() if params}
     return [TRL_REWARDS[name][0] if name in found else name for name in names], parameters, notes
-
-
-def _take_scale(config: dict[str, Any], notes: list[str]) -> None:
-    """Here the baseline decides whether to divide by the standard deviation: GRPO without it is `dr_grpo`."""
-    if "scale_rewards" not in config or config.get("baseline") not in (None, "grpo", "dr_grpo"):
-        return
-    scale = config["scale_rewards"]
-    if scale in (False, "none", "False", "false"):
-        del config["scale_rewards"]
-        config["baseline"] = "dr_grpo"
-        notes.append("TRL's scale_rewards: none is read as baseline: dr_grpo.")
-    elif scale in (True, "True", "true"):
-        config["scale_rewards"] = "group"

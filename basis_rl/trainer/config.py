@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,13 +16,49 @@ from trl import GRPOConfig
 from basis_rl.engine.client import server_urls
 from basis_rl.functional.objectives import BYPASS, ESTIMATORS, REJECTIONS
 from basis_rl.functional.pacing import most_batches_ahead
-from basis_rl.names import option, refuse_unknown, require_extra
+from basis_rl.names import check_word, option, require_extra
 from basis_rl.objectives import AnyObjective, Objective, TrlObjective, build_objective, objective_name
 from basis_rl.run.redact import public_path, redact
 from basis_rl.run.run_lock import break_abandoned_locks
 
 CISPO_BOUND = 5.0
-_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask", *REJECTIONS, BYPASS)
+# The least values of settings.
+_LEAST = {
+    0: ("beta", "hub_retries", "hub_retry_wait", "keep_rollouts_mb", "max_staleness"),
+    1: (
+        "batches_in_flight",
+        "generation_batch_size",
+        "gradient_accumulation_steps",
+        "max_completion_length",
+        "max_tool_calling_iterations",
+        "num_iterations",
+        "per_device_token_budget",
+        "per_device_train_batch_size",
+        "steps_per_generation",
+    ),
+}
+# The words that settings may have.
+_WORDS = {
+    "kl_placement": ("loss", "reward"),
+    "on_invalid_gold": ("error", "drop"),
+    "packing": ("auto", "none"),
+    "rollouts": ("sync", "stream"),
+    "vllm_importance_sampling_mode": (
+        "token_truncate",
+        "token_mask",
+        "sequence_truncate",
+        "sequence_mask",
+        *REJECTIONS,
+        BYPASS,
+    ),
+    "vllm_lora_sync": ("merged", "adapter"),
+    "vllm_weight_sync": ("auto", "nccl", "folder"),
+}
+# What TRL's messages about sizes leave open.
+_OF_SIZES = (
+    " generation_batch_size is per_device_train_batch_size x steps_per_generation (or gradient_accumulation_steps) x "
+    "processes: change one of these, or num_generations."
+)
 
 
 class _One(int):
@@ -197,8 +232,6 @@ class BasisConfig(GRPOConfig):
         self._check_stream()
         if self.deepspeed:
             require_extra("deepspeed", "deepspeed")
-        if "tensorboard" in (self.report_to or ()):
-            require_extra("tensorboard", "report_to: tensorboard")
         several = int(os.environ.get("WORLD_SIZE", "1")) > 1
         if self.use_cpu and several and getattr(self, "ddp_backend", None) is None:
             # transformers would ask for a backend, and this is the only one for CPUs.
@@ -211,6 +244,9 @@ class BasisConfig(GRPOConfig):
             self.num_generations = _One(1)
         try:
             super().__post_init__()
+        except ValueError as error:
+            hint = _OF_SIZES if "divisible" in str(error) else ""
+            raise ValueError(f"{error}{hint}") from error
         finally:
             self.num_generations = generations
         self._check_pace()
@@ -221,35 +257,15 @@ class BasisConfig(GRPOConfig):
             )
 
     def _check_values(self) -> None:
-        counts = (
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-            "num_iterations",
-            "steps_per_generation",
-        )
-        least = dict.fromkeys((*counts, "generation_batch_size", "max_completion_length", "per_device_token_budget"), 1)
-        least["batches_in_flight"] = 1
-        least |= dict.fromkeys(("hub_retries", "hub_retry_wait", "keep_rollouts_mb", "max_staleness"), 0)
         if not self.rollout_timeout > 0:
             raise ValueError(f"rollout_timeout must be above 0 seconds, got {self.rollout_timeout:g}.")
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise ValueError(f"{name} must be at least {bound}, got {value}.")
-        if self.on_invalid_gold not in ("error", "drop"):
-            raise ValueError(f"on_invalid_gold must be 'error' or 'drop', got '{self.on_invalid_gold}'.")
-        if self.rollouts not in ("sync", "stream"):
-            raise ValueError(f"rollouts must be 'sync' or 'stream', got '{self.rollouts}'.")
-        if self.packing not in ("auto", "none"):
-            raise ValueError(f"packing must be 'auto' or 'none', got '{self.packing}'.")
-        if self.vllm_importance_sampling_mode not in _MODES:
-            known = ", ".join(_MODES)
-            given = self.vllm_importance_sampling_mode
-            raise ValueError(f"vllm_importance_sampling_mode must be one of {known}, got '{given}'.")
-        if self.vllm_weight_sync not in ("auto", "nccl", "folder"):
-            raise ValueError(f"vllm_weight_sync must be 'auto', 'nccl' or 'folder', got '{self.vllm_weight_sync}'.")
-        if self.vllm_lora_sync not in ("merged", "adapter"):
-            raise ValueError(f"vllm_lora_sync must be 'merged' or 'adapter', got '{self.vllm_lora_sync}'.")
+        for bound, names in _LEAST.items():
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and value < bound:
+                    raise ValueError(f"{name} must be at least {bound}, got {value}.")
+        for name, words in _WORDS.items():
+            check_word(name, getattr(self, name), words)
         if self.vllm_lora_sync == "adapter" and not (self.use_vllm and self.vllm_mode == "server"):
             raise ValueError("vllm_lora_sync: adapter needs a vLLM server: use_vllm, vllm_mode 'server'.")
         if self.several_servers and self.vllm_weight_sync == "nccl":
@@ -327,12 +343,9 @@ class BasisConfig(GRPOConfig):
         self.batches_in_flight = self.batches_in_flight or min(most, two_steps)
 
     def _check_kl(self) -> None:
-        if self.kl_placement not in ("loss", "reward"):
-            raise ValueError(f"kl_placement must be 'loss' or 'reward', got '{self.kl_placement}'.")
         if self.kl_estimator is None:
             self.kl_estimator = "k3" if self.kl_placement == "loss" else "k1"
-        if self.kl_estimator not in ESTIMATORS:
-            raise ValueError(f"kl_estimator must be one of {', '.join(ESTIMATORS)}, got '{self.kl_estimator}'.")
+        check_word("kl_estimator", self.kl_estimator, ESTIMATORS)
         if self.kl_placement == "loss" and self.kl_estimator == "k1":
             raise ValueError(
                 "kl_estimator='k1' as a loss has no pull towards the reference: its expected gradient is 0. Take k2 "
@@ -388,32 +401,6 @@ def without_secrets(args: BasisConfig) -> BasisConfig:
     plain = {key: kept.get(key) for key, value in vars(args).items() if type(value) in (str, dict)}
     public.__dict__.update(plain)
     return public
-
-
-# What TRL and transformers refuse without saying which keys to set.
-_WAYS_OUT = {
-    "divisible by the global batch size": "That is per_device_train_batch_size x processes: set generation_batch_size "
-    "to a multiple of it, or lower per_device_train_batch_size.",
-    "divisible by num_generations": "It is per_device_train_batch_size x gradient_accumulation_steps (or "
-    "steps_per_generation) x processes: change one of these, or num_generations.",
-    "doesn't support bf16": "For a CPU set use_cpu: true and bf16: false.",
-}
-_init = BasisConfig.__init__
-
-
-@functools.wraps(_init)
-def _with_hint(self: BasisConfig, *args: Any, **settings: Any) -> None:
-    refuse_unknown("BasisConfig", settings, [each.name for each in dataclasses.fields(self)])
-    try:
-        _init(self, *args, **settings)
-    except ValueError as error:
-        for said, way_out in _WAYS_OUT.items():
-            if said in str(error):
-                raise ValueError(f"{error} {way_out}") from error
-        raise
-
-
-BasisConfig.__init__ = _with_hint  # type: ignore[method-assign]
 
 
 def with_objective(args: BasisConfig, objective: str | AnyObjective | None) -> tuple[BasisConfig, AnyObjective]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
@@ -96,29 +95,3 @@ def rounding_note(dtype: str, learning_rate: float) -> str:
         f"{learning_rate:g} are mostly rounded away. Set dtype: float32 (bf16 is autocast then), or train with "
         "DeepSpeed or FSDP."
     )
-
-
-def operations_per_second(kind: torch.dtype, size: int = 512) -> float:
-    """Of this processor, measured on a product of two matrices: in milliseconds, or some tenths of a second where it
-    has no such numbers, which shows nowhere else as surely."""
-    left = torch.ones(size, size, dtype=kind)
-    # The first product prepares the kernel.
-    torch.mm(left, left[:, :8])
-    seconds = []
-    for _ in range(3):
-        began = time.perf_counter()
-        torch.mm(left, left[:, : size // 8])
-        seconds.append(time.perf_counter() - began)
-    return 2 * size * size * (size // 8) / min(seconds)
-
-
-def slow_half_note(args: BasisConfig) -> str:
-    """What to do on a processor that computes in 16 bits more slowly than in float32; empty where it does not."""
-    half = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
-    if half is None or not args.use_cpu:
-        return ""
-    slower = operations_per_second(torch.float32) / operations_per_second(half)
-    key = "bf16" if args.bf16 else "fp16"
-    if slower <= 1.0:
-        return ""
-    return f"{key} takes {slower:.1f} times as long as float32 on this processor (measured). Set {key}: false."

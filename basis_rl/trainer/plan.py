@@ -9,17 +9,17 @@ Each failure is one message that names the thing and the way out. No weights are
 from __future__ import annotations
 
 import copy
-import inspect
+import functools
 import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from datasets import Dataset
@@ -36,7 +36,7 @@ from basis_rl.engine import Sampling
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.environments import Episode, play, reset_columns
 from basis_rl.functional.objectives import BYPASS
-from basis_rl.names import Mistakes, kind_of
+from basis_rl.names import Mistakes, check_word, kind_of
 from basis_rl.objectives import (
     OBJECTIVES,
     AnyObjective,
@@ -49,9 +49,9 @@ from basis_rl.registry import build
 from basis_rl.rewards.base import check_reward_columns, declared_range, read_columns
 from basis_rl.rewards.call import try_reward
 from basis_rl.rewards.golds import invalid_golds, without_invalid_golds
-from basis_rl.rewards.registry import REWARDS, build_reward
+from basis_rl.rewards.registry import build_reward
 from basis_rl.rewards.thought import tell_rewards
-from basis_rl.run.ranks import asked_processes, on_main_process
+from basis_rl.run.ranks import on_main_process
 from basis_rl.samplers import SAMPLERS, PromptSampler, build_sampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.gather import prompt_ids_of
@@ -59,12 +59,12 @@ from basis_rl.trainer.generation_check import check_generation, check_truncated_
 from basis_rl.trainer.micro_batches import check_token_budget
 from basis_rl.trainer.packing import method_of
 from basis_rl.trainer.prompt_check import check_prompts, check_template, first_rows, render_prompt
-from basis_rl.trainer.thread_check import check_environment, check_reward
 from basis_rl.trainer.tool_check import as_functions, check_tools
 from basis_rl.types import OF_UPDATE, SIGNALS, RunContext
 from basis_rl.values.provenance import fingerprint, run_provenance
 
 _logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 # Values of difficulty_column: each of them becomes a metric.
 _MOST_DIFFICULTIES = 20
 # Adam moves a weight by the learning rate whatever its gradient, SGD in proportion to it.
@@ -127,7 +127,7 @@ class Plan:
         things."""
         return not all(each.repeats for each in self.episodes)
 
-    @cached_property
+    @functools.cached_property
     def reads(self) -> frozenset[str] | None:
         """The columns that make two rows with one prompt different problems (`row_id`); None for all of them."""
         made = self.environments
@@ -137,7 +137,7 @@ class Plan:
         chosen = ["environment"] if made and None not in made else []
         return read_columns(self.reward_funcs).union(chosen, *(columns for columns in taken if columns is not None))
 
-    @cached_property
+    @functools.cached_property
     def rendered(self) -> list[str]:
         """Every training prompt as the model is given it; empty where an environment makes the prompts."""
         if "prompt" not in self.train_dataset.column_names:
@@ -145,7 +145,7 @@ class Plan:
         template = with_tools(self.args, self.tools)
         return [render_prompt(self.tokenizer, prompt, template) for prompt in self.train_dataset["prompt"]]
 
-    @cached_property
+    @functools.cached_property
     def first_rows(self) -> Dataset | None:
         """The training rows; of a stream, as many as are checked. None if there is no dataset."""
         prompts = self.args.generation_batch_size // self.args.num_generations
@@ -269,43 +269,26 @@ def baseline_of_settings(plan: Plan) -> Plan:
     Raises:
         ValueError: they ask for another baseline than the one that was chosen.
     """
+    args = plan.args
     baseline = plan.baseline
-    wanted, setting = _asked_for(plan.args)
+    of_aggregation = {"sum_then_normalize": None, "normalize_then_sum": Gdpo()}
+    of_scale = {"group": None, "batch": Grpo(over="batch"), "none": DrGrpo()}
+    check_word("multi_objective_aggregation", args.multi_objective_aggregation, of_aggregation)
+    check_word("scale_rewards", args.scale_rewards, of_scale)
+    wanted: Baseline | None = of_aggregation[args.multi_objective_aggregation] or of_scale[args.scale_rewards]
     if wanted is None or (type(wanted) is type(baseline) and wanted.parameters == baseline.parameters):
         return plan
     if not wanted.scales and not baseline.scales:
         return plan
-    shown = _described(wanted)
+    setting = f"scale_rewards {args.scale_rewards}, multi_objective_aggregation {args.multi_objective_aggregation}"
+    shown = f"'{baseline_name(wanted)}' {wanted.parameters}"
     if type(baseline) is not Grpo or baseline.parameters != Grpo().parameters:
         raise ValueError(
-            f"{setting} is baseline {shown}, but the run has {_described(baseline)}, which scales advantages in its "
-            "own way. Leave one of them out."
+            f"{setting}: that is baseline {shown}, but the run has '{baseline_name(baseline)}' {baseline.parameters}, "
+            "which scales advantages in its own way. Leave one of them out."
         )
     _logger.warning("%s: the baseline is %s.", setting, shown)
     return replace(plan, baseline=wanted)
-
-
-def _described(baseline: Baseline) -> str:
-    """Its name, and the parameters that are not their defaults."""
-    defaults = {name: each.default for name, each in inspect.signature(type(baseline)).parameters.items()}
-    changed = [f"{name} {value}" for name, value in baseline.parameters.items() if value != defaults[name]]
-    return f"'{baseline_name(baseline)}'" + (f" ({', '.join(changed)})" if changed else "")
-
-
-def _asked_for(args: BasisConfig) -> tuple[Baseline | None, str]:
-    """The baseline that TRL's settings mean, None if they are the defaults; and which setting does."""
-    aggregation = args.multi_objective_aggregation
-    scale = args.scale_rewards
-    if aggregation == "normalize_then_sum":
-        return Gdpo(), f"multi_objective_aggregation='{aggregation}'"
-    if aggregation != "sum_then_normalize":
-        raise ValueError(
-            f"multi_objective_aggregation must be 'sum_then_normalize' or 'normalize_then_sum', got '{aggregation}'."
-        )
-    if scale not in ("group", "none", "batch"):
-        raise ValueError(f"scale_rewards must be 'group', 'batch' or 'none', got '{scale}'.")
-    wanted = {"group": None, "none": DrGrpo(), "batch": Grpo(over="batch")}[scale]
-    return wanted, f"scale_rewards='{scale}'"
 
 
 def check_reporters(plan: Plan) -> None:
@@ -341,15 +324,8 @@ def check_values(plan: Plan) -> None:
         raise ValueError("max_steps must be above 0, or -1, which leaves the length to num_train_epochs.")
     if args.use_liger_kernel and find_spec("liger_kernel") is None:
         raise ValueError("use_liger_kernel needs liger-kernel: `pip install liger-kernel`, or leave it out.")
-    if args.beta < 0:
-        raise ValueError(f"beta must be at least 0, got {args.beta:g}: less would drive the policy off its reference.")
     if args.max_steps < 0 and args.num_train_epochs <= 0:
         raise ValueError("num_train_epochs must be above 0.")
-    if (asked := asked_processes()) > 1:
-        raise ValueError(
-            f"accelerate launch was asked for {asked} processes and has started one: with --cpu it starts no more. "
-            f"Use basis-rl train --accelerate_config cpu --num_processes {asked}, or leave --num_processes out."
-        )
 
 
 def check_optimizer(plan: Plan) -> None:
@@ -671,21 +647,6 @@ def check_size(plan: Plan) -> None:
         )
 
 
-def name_leftovers(plan: Plan) -> None:
-    """Say which prompts are never trained on: those after the last whole batch, where every epoch has one order."""
-    args = plan.args
-    dataset = plan.train_dataset
-    prompts = args.generation_batch_size // args.num_generations
-    if args.shuffle_dataset or plan.draws_prompts or not isinstance(dataset, Dataset):
-        return
-    if left := len(dataset) % prompts:
-        _logger.warning(
-            "shuffle_dataset: false: the rows %d to %d of the training dataset are never trained on, since each "
-            "generation batch takes %d prompts, and an epoch ends with the last whole one.",
-            len(dataset) - left, len(dataset) - 1, prompts,
-        )  # fmt: skip
-
-
 def check_eval_data(plan: Plan) -> Plan:
     """Columns and golds of the evaluation set, or of each of a mapping of several."""
 
@@ -717,11 +678,11 @@ def check_templates(plan: Plan, config: Any = None) -> None:
     """
     if plan.tokenizer is None:
         return
+    template = with_tools(plan.args, plan.tools)
     for what, rows in plan.sets.items():
         first = rows.select(range(min(len(rows), _LONGEST)))
-        check_template(first, plan.tokenizer, with_tools(plan.args, plan.tools), what)
+        check_template(first, plan.tokenizer, template, what)
         if what == "train_dataset" and len(first):
-            template = with_tools(plan.args, plan.tools)
             rendered = [render_prompt(plan.tokenizer, prompt, template) for prompt in first["prompt"]]
             tell_rewards(plan.reward_funcs, rendered, plan.tokenizer)
 
@@ -732,14 +693,28 @@ def check_rewards(plan: Plan) -> None:
     if rows is None or not len(rows) or _given(plan, "environment_factory", "rollout_func"):
         return
 
+    # A stream grades outside of the main thread, where signals (signal.alarm) do not work.
+    attempt = in_thread(try_reward) if plan.args.streams else try_reward
+
     def tried() -> None:
         wrong = Mistakes()
         for function in plan.reward_funcs:
             if callable(function) and not isinstance(function, Module):
-                wrong.tried(try_reward, function, rows[0])
+                wrong.tried(attempt, function, rows[0])
         wrong.tell()
 
     on_main_process(tried)
+
+
+def in_thread(work: Callable[..., _Result]) -> Callable[..., _Result]:
+    """`work`, done in a new thread by each call."""
+
+    @functools.wraps(getattr(work, "func", work), updated=())
+    def elsewhere(*args: Any, **kwargs: Any) -> _Result:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(work, *args, **kwargs).result()
+
+    return elsewhere
 
 
 def check_stream(plan: Plan) -> None:
@@ -793,9 +768,12 @@ def play_environments(plan: Plan) -> Plan:
         return plan
     functions = [each for each in plan.reward_funcs if callable(each) and not isinstance(each, Module)]
 
+    # A stream makes, resets and rewards an environment in different threads.
+    where = in_thread if plan.args.streams else lambda work: work
+
     def played() -> list[Episode]:
         wrong = Mistakes()
-        found = [wrong.tried(play, factory, row, functions) for factory, row in environment_rows(plan)]
+        found = [wrong.tried(where(play), where(factory), row, functions) for factory, row in environment_rows(plan)]
         wrong.tell()
         return [each for each in found if each is not None]
 
@@ -820,33 +798,13 @@ def check_repeats(plan: Plan) -> None:
         _logger.warning("%s the rollouts of a group are of different problems.", why)
 
 
-def check_threads(plan: Plan) -> None:
-    """Reward functions and environments of streamed rollouts work in other threads than this one."""
-    rows = plan.train_dataset
-    if not plan.args.streams or not isinstance(rows, Dataset):
-        return
-
-    def tried() -> None:
-        wrong = Mistakes()
-        for function in filter(callable, plan.reward_funcs):
-            wrong.tried(check_reward, function, rows[0])
-        for factory, row in environment_rows(plan):
-            wrong.tried(check_environment, factory, row)
-        wrong.tell()
-
-    # The main process alone draws and grades.
-    on_main_process(tried)
-
-
 DATA: tuple[Check, ...] = (
     check_sampler_data,
     check_columns,
     drop_invalid_golds,
     check_size,
-    name_leftovers,
     check_eval_data,
     check_stream,
-    check_threads,
     lambda plan: check_tools([*plan.tools, *plan.environments], plan.tokenizer, plan.train_dataset, plan.args),
     play_environments,
     check_repeats,
@@ -1028,7 +986,7 @@ def as_config(args: BasisConfig | None, model: Any) -> BasisConfig:
     if args is None:
         name = model if isinstance(model, str) else model.config._name_or_path
         return BasisConfig(f"{name.rstrip('/').split('/')[-1]}-BASIS")
-    _refuse_class("args", args, {})
+    _refuse_class("args", args)
     if not isinstance(args, BasisConfig):
         raise ValueError(f"args must be a BasisConfig, got {type(args).__name__}; it takes the same settings.")
     return args
@@ -1042,7 +1000,7 @@ def as_object(what: str, given: Any, known: Mapping[str, type], base: type) -> A
     """
     if isinstance(given, str):
         return build(what, known, base, given, {})
-    _refuse_class(what, given, known)
+    _refuse_class(what, given)
     if not isinstance(given, base):
         raise ValueError(
             f"{what} must be a name ({', '.join(known)}), 'module:Class' or an object of a subclass of "
@@ -1067,7 +1025,7 @@ def as_rewards(reward_funcs: Any, args: BasisConfig) -> list[Any]:
 
 def _as_reward(given: Any, args: BasisConfig) -> Any:
     if not isinstance(given, str):
-        _refuse_class("reward_funcs", given, REWARDS)
+        _refuse_class("reward_funcs", given)
         return given
     # TRL loads reward models itself.
     if "/" in given or Path(given).is_dir():
@@ -1106,9 +1064,7 @@ def as_dataset(rows: Any, what: str) -> Any:
     return Dataset.from_list([dict(row) for row in rows])
 
 
-def _refuse_class(what: str, given: Any, known: Mapping[str, Any]) -> None:
-    """Raise ValueError for a class where an object is needed; `known` has the registered classes by name."""
+def _refuse_class(what: str, given: Any) -> None:
+    """Raise ValueError for a class where an object is needed."""
     if isinstance(given, type):
-        name = given.__name__
-        registered = "".join(f", or its name '{key}'" for key, kind in known.items() if kind is given)
-        raise ValueError(f"{what} must be an object, and {name} is a class: give {name}(...){registered}.")
+        raise ValueError(f"{what} must be an object, and {given.__name__} is a class: give {given.__name__}(...).")

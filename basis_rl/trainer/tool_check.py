@@ -103,11 +103,6 @@ def check_tools(tools: Sequence[Any], tokenizer: Any, dataset: Any, args: BasisC
                 "Set tools, or leave filter_void_turns out."
             )
         return
-    if args.max_tool_calling_iterations is not None and args.max_tool_calling_iterations < 1:
-        raise ValueError(
-            f"max_tool_calling_iterations must be at least 1, got {args.max_tool_calling_iterations}. Leave tools out "
-            "for single turns."
-        )
     if isinstance(dataset, Dataset) and len(dataset):
         if isinstance(dataset[0].get("prompt"), str):
             raise ValueError(

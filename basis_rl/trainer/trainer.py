@@ -80,7 +80,6 @@ from basis_rl.trainer.model_check import (
     check_trained,
     copy_reference,
     refuse_sharded_reference,
-    slow_half_note,
     warn_of_rounding,
 )
 from basis_rl.trainer.packing import (
@@ -211,8 +210,6 @@ class BasisTrainer(GRPOTrainer):
         elif self.accelerator.is_main_process:
             # DeepSpeed and FSDP keep a float32 copy of the weights, so no update is rounded away there.
             warn_of_rounding(self.model, args.learning_rate)
-        if self.accelerator.is_main_process and (slow := slow_half_note(args)):
-            print(slow, flush=True)
         use_progress_lines(self, plot_training)
         self._check_model(plan, checked)
         self._build_parts()

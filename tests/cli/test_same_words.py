@@ -30,11 +30,9 @@ OWN = {
     "per_device_train_batch_size": 4,
     "steps_per_generation": 1,
 }
-MAX_RL, CISPO, BAD_GOLD = {"baseline": "max_rl"}, {"objective": "cispo"}, {"dataset_name": "bad"}
-DRAWN = {"generation_kwargs": {"temperature": 0.5}}
+BAD_GOLD = {"dataset_name": "bad"}
 DYNAMIC = {"baseline": "none", "prompt_sampler": "dynamic"}
 LENGTH = "max_completion_length"
-KL = {"beta": 0.1, "kl_placement": "reward"}
 
 
 def table(**kwargs):
@@ -47,21 +45,8 @@ MISTAKES = {
     "temperature": ({"temperature": 0.0}, {"temperature": 0.1}, "temperature is 0", ("values", "sweep")),
     "reporter": ({"report_to": "wandb"}, {"report_to": "none"}, "wandb is not installed", ("sweep",)),
     "folder": ({"output_dir": "/proc/version/run"}, {}, "is not a folder", ()),
-    "KL": ({"baseline": "max_rl", **KL}, {"baseline": "rloo", **KL}, "does not take a KL penalty", ()),
-    "scale": ({**MAX_RL, "scale_rewards": "batch"}, MAX_RL, "Leave one of them out", ()),
-    "tokens": ({"baseline": "otb", "objective": "luspo"}, {"baseline": "otb"}, "an advantage to each token", ()),
     "refills": ({**DYNAMIC, "num_generations": 1}, DYNAMIC, "Set num_generations to 2 or more", ()),
-    "clamp": ({**CISPO, "epsilon_high": 0.2}, CISPO, "every importance weight", ("sweep",)),
     "size": ({"max_train_samples": 1}, {"max_train_samples": 2}, "one generation batch takes 2", ("values", "sweep")),
-    "kwargs": (DRAWN, {"generation_kwargs": {"temperature": 1.0}}, "the run goes by temperature", ("values", "sweep")),
-    "top_p": (
-        {"top_p": 0.9},
-        {"top_p": 0.9, "allow_truncated_sampling": True},
-        "another distribution than",
-        ("sweep",),
-    ),
-    "steps": ({"max_steps": -5}, {"max_steps": -1, "num_train_epochs": 1}, "max_steps must be", ()),
-    "turns": ({"filter_void_turns": True}, {"filter_void_turns": False}, "needs tools", ("sweep",)),
     "golds": (BAD_GOLD, {**BAD_GOLD, "on_invalid_gold": "drop"}, "do not verify", ("values",)),
     "context": ({LENGTH: 2048}, {LENGTH: 1900}, "context is 2048", ("values", "sweep")),
     "table": (table(), table(accept_mismatch=True), "temperature: table 0.3, run 1.0", ()),

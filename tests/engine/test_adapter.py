@@ -140,7 +140,7 @@ def test_what_to_start_is_said_before_training(server, model, tmp_path):
         trainer(tmp_path, model, server.url, "rloo", vllm_lora_sync="adapter")
     with pytest.raises(ValueError, match="needs a vLLM server"):
         adapting(tmp_path, model, server, vllm_mode="colocate")
-    with pytest.raises(ValueError, match="must be 'merged' or 'adapter'"):
+    with pytest.raises(ValueError, match="must be one of merged, adapter"):
         adapting(tmp_path, model, server, vllm_lora_sync="both")
 
 

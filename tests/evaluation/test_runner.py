@@ -14,7 +14,6 @@ from basis_rl.evaluation.rollouts import GradedRollout, RolloutFile, read_rollou
 from basis_rl.evaluation.runner import Evaluation
 from basis_rl.evaluation.scores import compare, score, table
 from basis_rl.functional.passk import bootstrap_interval, majority_at_k, pass_at_k
-from basis_rl.rewards.math.reward import RULES
 from tests.support.tiny import tiny_tokenizer
 
 N = 4
@@ -183,13 +182,6 @@ def test_math_verify_s_own_number_stands_beside_ours(tmp_path, reward):
     header, _, row = table({"planted": result}).splitlines()[:3]
     assert header.split("|")[-2].strip() == "Math-Verify alone"
     assert row.split("|")[-2].strip() == "100.0"
-
-
-def test_an_evaluation_by_older_rules_is_refused_by_name(tmp_path, reward):
-    older = {"reward": reward.version.replace(f"rules {RULES}", f"rules {RULES - 1}")}
-    evaluation(tmp_path, **older).run(say, reward)
-    with pytest.raises(ValueError, match=rf'other settings: reward: ".*rules {RULES - 1}.*", now ".*rules {RULES}.*"'):
-        evaluation(tmp_path, reward=reward.version)
 
 
 def test_what_could_not_be_graded_is_wrong_and_counted():

@@ -12,7 +12,6 @@ from basis_rl.data import GYM_COLUMN
 from basis_rl.objectives import OBJECTIVES
 from basis_rl.recipe.build import (
     _warn_of_overlap,
-    build_recipe_baseline,
     build_rewards,
     build_tools,
     build_trainer,
@@ -130,12 +129,6 @@ def test_rewards_of_ones_own(parsed):
     names = [f"{HERE}.Graded", "tests.support.tiny.parity_reward"]
     with pytest.raises(ValueError, match="reward_weights has 1 entries for the 2 reward_funcs"):
         build_rewards(parsed(reward_funcs=names, reward_weights=[1.0]))
-    with pytest.raises(ValueError, match="has no parameter 'scale'"):
-        build_rewards(parsed(reward_kwargs={"scale": 3.0}))
-    with pytest.raises(ValueError, match="has no parameter 'scales'"):
-        build_rewards(parsed(reward_funcs=[f"{HERE}.Graded"], reward_kwargs={"scales": 3.0}))
-    with pytest.raises(ValueError, match="is a str, not a function"):
-        build_rewards(parsed(reward_funcs=[f"{HERE}.HERE"]))
 
 
 def test_rewards_know_the_length_limit(parsed):
@@ -151,10 +144,6 @@ def test_tools_of_ones_own(parsed):
     assert tools[1] is counted or tools[1]("abc") == "3"
     with pytest.raises(ValueError, match="'pyton' is not among the tools"):
         build_tools(parsed(tools=["python"], tool_kwargs={"pyton": {}}).run)
-    with pytest.raises(ValueError, match=r"Unknown tool .pyton.\. Did you mean .python."):
-        build_tools(parsed(tools=["pyton"]).run)
-    with pytest.raises(ValueError, match="which has no parameters"):
-        build_tools(parsed(tools=[plain], tool_kwargs={plain: {"times": 1}}).run)
 
 
 @pytest.mark.parametrize("path", ["a.b:C", "a.b.C"])
@@ -183,19 +172,6 @@ def test_lists_have_commas_or_blanks(tmp_path, tiny_path):
     assert parse_recipe([str(path), "--lora_target_modules", text]).model.lora_target_modules in (text, [text])
 
 
-def test_single_names_are_lists(parsed):
-    found = parsed(reward_funcs="math_verify", tools="calculator", eval_benchmarks="a,b=c").run
-    assert (found.reward_funcs, found.tools, found.eval_benchmarks) == (["math_verify"], ["calculator"], ["a", "b=c"])
-    assert parsed(eval_benchmarks=["a,b", "c"]).run.eval_benchmarks == ["a", "b", "c"]
-
-
-def test_baselines_of_ones_own(parsed):
-    found = build_recipe_baseline(parsed(baseline=f"{HERE}:Weighted", baseline_kwargs={"weight": 2.0}).run)
-    assert found.weight == 2.0
-    with pytest.raises(ValueError, match="has no parameter 'wait'"):
-        build_recipe_baseline(parsed(baseline=f"{HERE}:Weighted", baseline_kwargs={"wait": 2.0}).run)
-
-
 def test_prompts_are_padded_and_cut_on_the_left(parsed, tiny_path, tmp_path):
     recipe = parsed()
     _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
@@ -205,8 +181,6 @@ def test_prompts_are_padded_and_cut_on_the_left(parsed, tiny_path, tmp_path):
     unpadded.save_pretrained(folder)
     (folder / "config.json").write_text((Path(tiny_path) / "config.json").read_text())
     recipe = parsed(model_name_or_path=str(folder))
-    with pytest.raises(ValueError, match="holds no weights"):
-        load_config_and_tokenizer(recipe.model, recipe.args)
     (folder / "model.safetensors").write_bytes((Path(tiny_path) / "model.safetensors").read_bytes())
     _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
     assert tokenizer.pad_token == tokenizer.eos_token is not None

@@ -1,6 +1,5 @@
 """Keys and help without torch or TRL: the generated list, what a misspelt word gets, recipes of ``trl grpo``."""
 
-import ast
 import json
 import os
 import subprocess
@@ -17,7 +16,7 @@ from basis_rl.cli.main import COMMANDS
 from basis_rl.cli.options import help_of
 from basis_rl.evaluation.arguments import EvalArguments
 from basis_rl.recipe.file import TYPES, parse_recipe, parser
-from basis_rl.recipe.sources import HOMES, class_named, known_keys, value_of
+from basis_rl.recipe.sources import HOMES, known_keys
 from basis_rl.recipe.trl_recipes import TRL_REWARDS, from_trl
 from basis_rl.recipe.words import check_words
 
@@ -53,30 +52,14 @@ def test_the_keys_that_are_read_are_those_of_the_dataclasses(of, types):
     assert {flag for key in keys.values() for flag in key.flags} == options.flags() - {"-h", "--help"}
 
 
-def test_what_an_expression_means_is_read_without_running_it(tmp_path):
-    (tmp_path / "far.py").write_text("FAR = {'a': 1, 'b': 2}\nclass Base:\n    kept: int = field(init=False)\n")
-    file = tmp_path / "near.py"
-    file.write_text("from .far import FAR, Base\nONE = 1\nALL = {**FAR, 'c': open('x')}\nONE = -2\n")
-    for text, expected in {
-        "ONE": -2,
-        "f'{ONE} of {\", \".join(ALL)}'": "-2 of a, b, c",
-        "lambda: [1, 'x']": [1, "x"],
-        "list": [],
-        "ALL": {"a": 1, "b": 2, "c": "open('x')"},
-        "open('x')": "open('x')",
-        "Base.kept": "Base.kept",
-    }.items():
-        assert value_of(file, ast.parse(text, mode="eval").body) == expected
-    with pytest.raises(LookupError, match="no class Other"):
-        class_named(file, "Other")
-
-
 WITHOUT_TORCH = CASES["without torch"]
 
 
-def test_help_and_misspelt_words_are_answered_without_torch(written, tmp_path):
+def test_help_and_wrong_names_are_answered_without_torch(written, tmp_path):
     wrong = Path(written(beselin="rloo")).rename(tmp_path / "wrong.yaml")
-    paths = {"WRONG": str(wrong), "RECIPE": written(baseline="rloo", env={"OF_OURS": 1})}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"ask": "1+1?", "answer": "2"}\n')
+    paths = {"WRONG": str(wrong), "RECIPE": written(baseline="rloo", env={"OF_OURS": 1}), "ROWS": str(rows)}
     calls = [[paths.get(word, word) for word in line.split()] for line in WITHOUT_TORCH]
     code = f"""import sys
 from basis_rl.cli.main import main
@@ -140,9 +123,9 @@ def test_a_recipe_of_trl_grpo_runs_as_it_is(written, tiny_path):
     assert recipe.run.reward_funcs == ["math_verify", "format", "overlong"]
     assert recipe.run.reward_kwargs["format"] == {"form": "think"}
     assert recipe.run.reward_kwargs["overlong"] == {"max_completion_length": 1280, "cache": 256}
-    assert (recipe.run.baseline, recipe.data.dataset_name) == ("dr_grpo", "trl-lib/DeepMath-103K")
+    assert (recipe.args.scale_rewards, recipe.data.dataset_name) == ("none", "trl-lib/DeepMath-103K")
     assert recipe.resolved["reward_kwargs"] == recipe.run.reward_kwargs
-    assert len(recipe.notes) == 5, recipe.notes
+    assert len(recipe.notes) == 4, recipe.notes
     assert "TRL's reward accuracy_reward is read as math_verify." in recipe.notes
     (name,) = parse_recipe([path, "--reward_funcs", "accuracy_reward", "--reward_weights", "1"]).run.reward_funcs
     assert name == "math_verify"

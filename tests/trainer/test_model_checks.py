@@ -8,8 +8,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from basis_rl.recipe.build import load_by_name
-from basis_rl.trainer import BasisTrainer, model_check
-from basis_rl.trainer.model_check import check_saved, slow_half_note
+from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.model_check import check_saved
 from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer, tiny_trainer
 
 LORA = LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False, lora_dropout=0.5)
@@ -67,37 +67,6 @@ def test_updates_that_are_rounded_away_are_named(dtype, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         tiny_trainer(tmp_path, model=tiny_model().to(dtype), learning_rate=1e-6)
     assert ("dtype is bfloat16, and no float32 copy" in caplog.text) == (dtype == torch.bfloat16)
-
-
-@pytest.mark.parametrize(("rows", "shuffled"), [(18, False), (16, False), (18, True)])
-def test_rows_that_never_train_are_named(rows, shuffled, tmp_path, caplog):
-    with caplog.at_level(logging.WARNING):
-        trainer = tiny_trainer(tmp_path, train_dataset=sums(rows), shuffle_dataset=shuffled)
-    told = "rows 16 to 17 of the training dataset are never trained on" in caplog.text
-    assert told == (rows == 18 and not shuffled)
-    seen = {index for epoch in range(9) for index in trainer.epoch_order(epoch)}
-    assert (seen < set(range(rows))) == told
-
-
-@pytest.mark.parametrize("half", ["bf16", "fp16"])
-def test_numbers_in_which_a_processor_is_slow_are_told_with_the_key(half, tmp_path, monkeypatch, capsys):
-    speeds = {torch.float32: 6e9, torch.bfloat16: 2e9, torch.float16: 2e9}
-    monkeypatch.setattr(model_check, "operations_per_second", speeds.get)
-    args = config(tmp_path, **{half: True})
-    told = f"{half} takes 3.0 times as long as float32 on this processor (measured). Set {half}: false."
-    assert slow_half_note(args) == told
-    assert slow_half_note(config(tmp_path)) == ""
-    monkeypatch.setattr(args, "use_cpu", False)
-    assert slow_half_note(args) == "", "a GPU was not measured"
-    tiny_trainer(tmp_path, **{half: True})
-    assert capsys.readouterr().out.count(told) == 1
-    speeds[torch.bfloat16] = speeds[torch.float16] = 9e9
-    tiny_trainer(tmp_path, **{half: True})
-    assert "as long as float32" not in capsys.readouterr().out
-
-
-def test_a_processors_speed_is_measured():
-    assert 1e8 < model_check.operations_per_second(torch.float32) < 1e13
 
 
 @pytest.mark.parametrize("lacks", ["tokenizer", "bytes", "weights"])

@@ -12,7 +12,7 @@ from trl.trainer.utils import add_fused_lm_head
 from basis_rl.trainer import scoring_check
 from basis_rl.trainer.packing import Method, Scorer, draws_random_numbers, enable_packing
 from basis_rl.trainer.random_numbers import random_states
-from basis_rl.trainer.scoring_check import Precision, agreed, check_positions, packing_lines, settled
+from basis_rl.trainer.scoring_check import Precision, agreed, check_positions, settled
 from tests.support.architectures import ARCHITECTURES, WITHOUT_DROPOUT, small_model
 from tests.support.tiny import config, tiny_trainer
 from tests.trainer.test_packed_rows import NOISY, PADDED, REFUSED, small_rows
@@ -237,18 +237,6 @@ def test_asking_leaves_no_trace():
 def test_a_run_is_refused_before_anything_is_generated(tmp_path):
     with pytest.raises(ValueError, match="TRL's fused head is not this model's head"):
         tiny_trainer(tmp_path, model=small_model("ModernBERT (decoder)", dtype=torch.float32, vocab_size=300))
-
-
-def test_a_run_says_what_it_cannot_do(tmp_path, capsys):
-    quiet = tiny_trainer(tmp_path / "quiet")
-    assert "Rollouts" not in capsys.readouterr().out
-    assert packing_lines(quiet.packing, "") == []
-    tiny_trainer(tmp_path / "noisy", model=small_model("OPT", dtype=torch.float32, vocab_size=300))
-    assert "what they share is computed for each of them: it draws random numbers" in capsys.readouterr().out
-    tiny_trainer(tmp_path / "order", entropy_coef=0.01)
-    assert "packed in TRL's order" in capsys.readouterr().out
-    tiny_trainer(tmp_path / "parts", steps_per_generation=2, gradient_accumulation_steps=3)
-    assert "neither of steps_per_generation" in capsys.readouterr().out
 
 
 def padded_router_loss(model, ids, mask, labels):
