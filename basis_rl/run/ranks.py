@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from accelerate import PartialState
@@ -43,3 +47,18 @@ def require_same(values: Mapping[str, Any]) -> None:
     mine = shown and f"the settings of rank {PartialState().process_index} differ from rank 0's: {shown}"
     if told := "; ".join(filter(None, gathered(mine))):
         raise ValueError(f"{told}. All ranks need the same settings, data, reward functions and versions.")
+
+
+def asked_processes() -> int:
+    """How many processes ``accelerate launch`` was asked for that started this one alone; 1 where it did not.
+
+    With ``--cpu`` it starts one, whatever ``--num_processes`` says, and passes the number on to nobody.
+    """
+    words: list[str] = []
+    with suppress(OSError):
+        words = Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
+    if "WORLD_SIZE" in os.environ or "launch" not in words or not any("accelerate" in word for word in words):
+        return 1
+    parser = ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--num_processes", "--num-processes", type=int, default=1)
+    return int(parser.parse_known_args(words)[0].num_processes)

@@ -51,7 +51,7 @@ from basis_rl.rewards.call import try_reward
 from basis_rl.rewards.golds import invalid_golds, without_invalid_golds
 from basis_rl.rewards.registry import build_reward
 from basis_rl.rewards.thought import tell_rewards
-from basis_rl.run.ranks import on_main_process
+from basis_rl.run.ranks import asked_processes, on_main_process
 from basis_rl.samplers import SAMPLERS, PromptSampler, build_sampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.gather import prompt_ids_of
@@ -326,6 +326,11 @@ def check_values(plan: Plan) -> None:
         raise ValueError("use_liger_kernel needs liger-kernel: `pip install liger-kernel`, or leave it out.")
     if args.max_steps < 0 and args.num_train_epochs <= 0:
         raise ValueError("num_train_epochs must be above 0.")
+    if (asked := asked_processes()) > 1:
+        raise ValueError(
+            f"accelerate launch was asked for {asked} processes and has started one: with --cpu it starts no more. "
+            f"Use basis-rl train --accelerate_config cpu --num_processes {asked}, or leave --num_processes out."
+        )
 
 
 def check_optimizer(plan: Plan) -> None:
@@ -647,6 +652,21 @@ def check_size(plan: Plan) -> None:
         )
 
 
+def name_leftovers(plan: Plan) -> None:
+    """Say which prompts are never trained on: those after the last whole batch, where every epoch has one order."""
+    args = plan.args
+    dataset = plan.train_dataset
+    prompts = args.generation_batch_size // args.num_generations
+    if args.shuffle_dataset or plan.draws_prompts or not isinstance(dataset, Dataset):
+        return
+    if left := len(dataset) % prompts:
+        _logger.warning(
+            "shuffle_dataset: false: the rows %d to %d of the training dataset are never trained on, since each "
+            "generation batch takes %d prompts, and an epoch ends with the last whole one.",
+            len(dataset) - left, len(dataset) - 1, prompts,
+        )  # fmt: skip
+
+
 def check_eval_data(plan: Plan) -> Plan:
     """Columns and golds of the evaluation set, or of each of a mapping of several."""
 
@@ -803,6 +823,7 @@ DATA: tuple[Check, ...] = (
     check_columns,
     drop_invalid_golds,
     check_size,
+    name_leftovers,
     check_eval_data,
     check_stream,
     lambda plan: check_tools([*plan.tools, *plan.environments], plan.tokenizer, plan.train_dataset, plan.args),

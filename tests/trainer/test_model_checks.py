@@ -69,6 +69,16 @@ def test_updates_that_are_rounded_away_are_named(dtype, tmp_path, caplog):
     assert ("dtype is bfloat16, and no float32 copy" in caplog.text) == (dtype == torch.bfloat16)
 
 
+@pytest.mark.parametrize(("rows", "shuffled"), [(18, False), (16, False), (18, True)])
+def test_rows_that_never_train_are_named(rows, shuffled, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        trainer = tiny_trainer(tmp_path, train_dataset=sums(rows), shuffle_dataset=shuffled)
+    told = "rows 16 to 17 of the training dataset are never trained on" in caplog.text
+    assert told == (rows == 18 and not shuffled)
+    seen = {index for epoch in range(9) for index in trainer.epoch_order(epoch)}
+    assert (seen < set(range(rows))) == told
+
+
 @pytest.mark.parametrize("lacks", ["tokenizer", "bytes", "weights"])
 def test_a_folder_that_lacks_a_part_of_the_model_is_refused_before_it_is_loaded(lacks, tmp_path, monkeypatch):
     tokenizer = tiny_tokenizer()

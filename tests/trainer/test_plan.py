@@ -3,6 +3,7 @@
 import re
 import signal
 import sqlite3
+import subprocess
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -451,6 +452,25 @@ def test_what_does_not_fit_is_one_message(call, message):
 def test_no_config_is_a_folder_named_after_the_model(monkeypatch):
     monkeypatch.setattr("basis_rl.trainer.plan.BasisConfig", lambda folder: Path(folder))
     assert as_config(None, "owner/model/") == Path("model-BASIS")
+
+
+@pytest.mark.parametrize("option", ["--num_processes", "--num-processes"])
+def test_a_launcher_that_starts_fewer_processes_than_it_was_asked_for_is_named(option, tmp_path, monkeypatch):
+    args = config(tmp_path)
+
+    def launched(*words):
+        # It has its command line for sure once it has printed, and waits until its input is closed.
+        command = ["bash", "-c", "echo; read line; true", "accelerate", "launch", *words]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+            assert parent.stdout.readline() == b"\n"
+            monkeypatch.setattr("basis_rl.run.ranks.os.getppid", lambda: parent.pid)
+            plan_run("no/such-model", parity_reward, args, "rloo")
+
+    launched(option, "1", "--cpu", "-m", "basis_rl")
+    with pytest.raises(ValueError, match=r"asked for 2 processes and has started one.*--accelerate_config cpu"):
+        launched(option, "2", "--cpu", "-m", "basis_rl")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    launched(option, "2", "-m", "basis_rl")
 
 
 @pytest.mark.parametrize("bf16", [False, True])

@@ -94,8 +94,8 @@ class Worker:
             self._socket.sendall(json.dumps(task).encode() + b"\n")
 
     def read(self) -> dict[str, Any] | Literal["lost"] | None:
-        """The answer, once there is something to read; None if it is not complete yet; ``"lost"`` if the process is gone
-        or breaks the protocol."""
+        """The answer, once there is something to read; None if it is not complete; ``"lost"`` if the process is gone or
+        breaks the protocol."""
         try:
             chunk = self._socket.recv(1 << 16)
         except ConnectionError:
