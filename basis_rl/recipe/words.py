@@ -42,7 +42,15 @@ class _Loader(yaml.SafeLoader):
             lines[str(key.value)] = line
         return node
 
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > _MOST_ENTRIES:
+            raise yaml.YAMLError(f"its anchors make a mapping of more than {_MOST_ENTRIES:,} entries")
 
+
+# Above what any recipe has, and below what a recursion over it can take.
+_MOST_ENTRIES = 100_000
+_MOST_NESTED = 50
 _FLOAT = re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
 
@@ -91,13 +99,32 @@ def parse_yaml(text: str) -> Any:
     """YAML in which ``1e-6`` is a number.
 
     Raises:
-        YAMLError: also where a value does not fit its tag.
+        YAMLError: also where it is nested too deep, grows by its anchors, or has a value that does not fit its tag.
     """
     try:
-        return yaml.load(text, Loader=_Loader)
+        value = yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise yaml.YAMLError(f"it is nested more than {_MOST_NESTED} deep") from None
     # What PyYAML's constructors raise for dates, numbers and tags.
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise yaml.YAMLError(f"a value does not fit its type: {error}") from error
+    _check_size(value)
+    return value
+
+
+def _check_size(value: Any) -> None:
+    """What stands in several places by an anchor counts in each of them, and long texts count by their lines."""
+    entries = 0
+    left = [(value, 0)]
+    while left:
+        each, depth = left.pop()
+        inner = [*each.values()] if isinstance(each, dict) else each if isinstance(each, list) else []
+        entries += len(inner) + (len(each) // 80 if isinstance(each, str) else 0)
+        if entries > _MOST_ENTRIES:
+            raise yaml.YAMLError(f"it has more than {_MOST_ENTRIES:,} entries, or anchors make so many of it")
+        if depth > _MOST_NESTED:
+            raise yaml.YAMLError(f"it is nested more than {_MOST_NESTED} deep, or an anchor contains itself")
+        left += [(entry, depth + 1) for entry in inner]
 
 
 def parse_value(flag: str, text: str) -> Any:
@@ -184,10 +211,11 @@ def set_environment(config: Mapping[str, Any]) -> None:
     # Messages name no value, which may be a secret.
     if not isinstance(given, dict):
         raise ValueError(f"env must be a mapping (`env: {{NAME: value}}`), got a {type(given).__name__}.")
-    try:
-        os.environ.update({str(name): str(value) for name, value in given.items()})
-    except ValueError as error:
-        raise ValueError(f"env: {error}.") from error
+    for name, value in given.items():
+        try:
+            os.environ[name] = str(value)
+        except (TypeError, ValueError, OSError) as error:
+            raise ValueError(f"env: the variable {name!r} cannot be set: {error}.") from error
 
 
 def _put(config: dict[str, Any], flag: str, path: Sequence[str], value: Any) -> None:
