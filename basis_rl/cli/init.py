@@ -10,7 +10,7 @@ from shlex import quote
 from typing import Any
 
 from basis_rl import resources
-from basis_rl.cli.options import INIT_DATASET, INIT_MODEL, init_parser
+from basis_rl.cli.options import INIT_DATASET, INIT_MODEL, go_offline_if_unreachable, init_parser
 from basis_rl.names import data_files
 from basis_rl.text import BOXED, render
 
@@ -73,6 +73,8 @@ def read_data(options: argparse.Namespace) -> dict[str, Any]:
     """
     name = options.dataset_name
     on_hub = not data_files(name) and ":" not in name and not Path(name).exists()
+    if on_hub:
+        go_offline_if_unreachable("init", [])
     from basis_rl.cli.init_data import fitted
     from basis_rl.data.prompts import DataArguments, load_rows
 

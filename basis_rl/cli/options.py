@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
+import socket
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import getdoc
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from basis_rl import resources
+from basis_rl.names import as_name, file_format
 from basis_rl.recipe.sources import Key, known_keys
-from basis_rl.recipe.words import check_data, check_flags, check_words
+from basis_rl.recipe.words import check_data, check_flags, check_words, peek, read_words
 
+# Seconds to wait for the Hub's address.
+_TIMEOUT = 3.0
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 INIT_MODEL = "Qwen/Qwen3-0.6B"
 INIT_DATASET = "openai/gsm8k"
 # Options of `train` that are handed to `accelerate launch`; no recipe has keys of these names.
@@ -274,7 +282,7 @@ def serve_parser(add: Add) -> None:
 
 
 def check_names(command: str, argv: Sequence[str]) -> None:
-    """Refuse misspelt keys and options before anything heavy is imported.
+    """Refuse misspelt keys and options, and look whether the Hub is there, before anything heavy is imported.
 
     Raises:
         ValueError: a key or an option that the command does not know, a recipe that cannot be read.
@@ -283,6 +291,7 @@ def check_names(command: str, argv: Sequence[str]) -> None:
     if command == "eval":
         check_flags(words, {flag for key in known_keys("eval") for flag in key.flags})
         check_data({}, words)
+        go_offline_if_unreachable(command, words)
     if command not in RECIPE_COMMANDS:
         return
     if command == "check":
@@ -293,6 +302,7 @@ def check_names(command: str, argv: Sequence[str]) -> None:
         options, words = sweep_parser().parse_known_args(words)
         words = [options.recipe, *words]
     check_words(words)
+    go_offline_if_unreachable(command, words)
 
 
 def help_of(command: str, *, everything: bool = False) -> str:
@@ -332,3 +342,50 @@ def _described(key: Key, *, brief: bool) -> str:
 
 def _width() -> int:
     return min(max(shutil.get_terminal_size((80, 24)).columns, 60), 100)
+
+
+def go_offline_if_unreachable(command: str, argv: Sequence[str]) -> None:
+    """Set ``HF_HUB_OFFLINE`` where a command names something of the Hub, and the Hub cannot be reached.
+
+    Without it the Hub's client retries for half a minute per file. With it what is in the cache is used at once, and
+    what is not is an error at once. Must be called before the Hub's client is imported. A run that pushes stays online:
+    the Hub may be back at its end.
+    """
+    if "HF_HUB_OFFLINE" in os.environ or not asks_the_hub(command, argv) or can_be_reached():
+        return
+    # The client reads this variable once, when it is imported.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        text = "The Hub cannot be reached, so only what is in its cache is used (HF_HUB_OFFLINE=1)."
+        print(f"basis-rl: note: {text}", file=sys.stderr)
+
+
+def asks_the_hub(command: str, argv: Sequence[str]) -> bool:
+    """Whether the model or the dataset of a command is on the Hub, and nothing is pushed there.
+
+    Raises:
+        ValueError: a recipe that cannot be read.
+    """
+    if command in ("init", "eval"):
+        # Their default data is on the Hub.
+        return True
+    words = read_words(argv)
+    keys = ("model_name_or_path", "dataset_name", "push_to_hub")
+    given = {key: words.config.get(key) for key in keys} | peek(words.arguments, keys)[0]
+    pushes = str(given.pop("push_to_hub") or False).lower() not in ("false", "no", "0")
+    names = [as_name(name) for name in given.values() if name]
+    local = [bool(Path(name).exists() or ":" in name or file_format(name)) for name in names]
+    return not pushes and not all(local)
+
+
+def can_be_reached() -> bool:
+    """Whether the Hub's address answers within three seconds. With a proxy this is not known, and assumed."""
+    if any(os.environ.get(name) for name in _PROXIES):
+        return True
+    url = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    port = url.port or (80 if url.scheme == "http" else 443)
+    try:
+        with socket.create_connection((url.hostname or "", port), _TIMEOUT):
+            return True
+    except (OSError, ValueError):
+        return False
