@@ -4,7 +4,6 @@ run takes (--measure)."""
 from __future__ import annotations
 
 import tempfile
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -65,7 +64,7 @@ def rollouts(recipe: Recipe, plan: Plan, count: int, warn: Warn) -> str:
     settings = {"trust_remote_code": args.trust_remote_code, **model_init_kwargs(recipe)}
     source = ModelSource(load_model(name, use_cpu=args.use_cpu, **settings), tokenizer)
     seeds = {tuple(chunk): args.seed + i for i, chunk in enumerate(source.chunks(tokens, of_each))}
-    drawn = dict(source.draw(tokens, seeds, sampling_of(args), of_each, threading.Event()))
+    drawn = dict(source.draw(tokens, seeds, sampling_of(args), of_each))
     repeated = [row for row in rows for _ in range(of_each)]
     said = [each for index in range(len(rows)) for each in drawn[index]]
     found = [Rollout(row["prompt"], each.text, each.token_ids) for row, each in zip(repeated, said, strict=True)]

@@ -118,11 +118,6 @@ class ValueTable:
         """The day that chat templates wrote into its prompts (`basis_rl.engine.template_day`)."""
         return self.provenance.get("template_day")
 
-    @property
-    def num_rollouts(self) -> int:
-        """Scored reference rollouts of all prompts together."""
-        return int(self._count.sum())
-
     def tilt(self, prompt_ids: Sequence[str], smoothing: float = 0.0) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """Mean and variance of the reward under the tilted reference policy, as a function of beta (BASIS Eq. 5).
 

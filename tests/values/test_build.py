@@ -5,18 +5,17 @@ import json
 import math
 import random
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
-from basis_rl.engine import Sampling, prompt_tokens
+from basis_rl.engine import Sampling, ServersLost, prompt_tokens
 from basis_rl.engine.client import request_seed
 from basis_rl.values import ValueTable, build, provenance
 from basis_rl.values.build import TablePlan
 from basis_rl.values.provenance import fingerprint
 from basis_rl.values.shards import Record, Shards
-from basis_rl.values.sources import ModelSource, ServerSource, ahead
+from basis_rl.values.sources import ModelSource, ServerSource
 from tests.support.fake_vllm import FakeServer, completion
 from tests.support.tiny import parity_reward, sums, tiny_model, tiny_tokenizer
 
@@ -370,22 +369,17 @@ def test_prompts_of_similar_length_are_drawn_together_as_many_as_fit():
     assert source.chunks(prompts, 8) == [[1], [3], [4], [2], [0]], "a prompt has all its rollouts at once"
 
 
-def test_generation_goes_on_while_the_last_is_scored_and_errors_arrive():
-    drawn = []
+def test_what_was_drawn_before_servers_were_lost_is_kept(tmp_path):
+    with FakeServer() as fake:
+        source = server_source(fake.url)
+        drawn = source.draw
 
-    def numbers(stop):
-        for i in range(10):
-            drawn.append(i)
-            yield i
-        raise OSError("no more")
+        def lost(*given):
+            yield from itertools.islice(drawn(*given), 5)
+            raise ServersLost("none is left")
 
-    lists = ahead(numbers, 4)
-    seen = next(lists)
-    deadline = time.monotonic() + 5
-    while len(drawn) < len(seen) + 4 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(drawn) >= len(seen) + 4, "drawn ahead"
-    rest: list[list[int]] = []
-    with pytest.raises(OSError, match="no more"):
-        rest.extend(lists)
-    assert seen == list(range(len(seen)))
+        source.draw = lost
+        with pytest.raises(ServersLost):
+            build_table(source, plan(9), tmp_path)
+    (file,) = tmp_path.glob("shard-*.jsonl")
+    assert len(file.read_text().splitlines()) == 1 + 5
