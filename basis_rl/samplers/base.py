@@ -6,7 +6,6 @@ no collective and does not depend on the world size.
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
+
+from basis_rl.registry import Configured
 
 # Prompts whose belief is looked at for one batch; of a larger dataset a uniform part, another one for each batch. It
 # bounds the cost of a draw whatever the dataset's size, and a batch is far smaller.
@@ -110,7 +111,7 @@ class Draw:
             raise ValueError("`draw` must return its metrics as a dictionary of numbers.") from None
 
 
-class PromptSampler(ABC):
+class PromptSampler(Configured, ABC):
     """Draws the prompts of each generation batch.
 
     Class attributes:
@@ -130,11 +131,6 @@ class PromptSampler(ABC):
     max_refills: int = 0
     correct: bool = False
     clip: tuple[float, float] = (0.1, 10.0)
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """What the object was built with, for model cards: its attributes that are named like arguments."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters if hasattr(self, name)}
 
     @abstractmethod
     def draw(self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: Generator) -> Draw:

@@ -206,6 +206,11 @@ class ValueTable:
             return cls._read(folder, metadata, str(path_or_hub_id))
 
     @classmethod
+    def of(cls, given: ValueTable | str | Path) -> ValueTable:
+        """A table as it is, or the one to `load`."""
+        return given if isinstance(given, ValueTable) else cls.load(given)
+
+    @classmethod
     def _read(cls, folder: Path, metadata: Mapping[str, Any], source: str) -> ValueTable:
         table = pq.read_table(folder / KIND.main_file).to_pydict()
         ids = table["prompt_id"]

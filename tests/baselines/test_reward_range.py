@@ -108,7 +108,7 @@ def test_a_table_and_a_declared_range_are_where_it_starts_and_a_fixed_one_stays(
     slack = RewardRange("mine", declared=(0.0, 0.1))
     assert slack.widen(torch.tensor([0.1, 0.0])) is None
     assert slack.span == (0.0, 0.1)
-    with pytest.raises(ValueError, match="basis_history: fixed_range must be the least and the largest reward"):
+    with pytest.raises(ValueError, match="BasisHistory: fixed_range must be the least and the largest reward"):
         BasisHistory(fixed_range=(1, 0))
 
 
