@@ -55,6 +55,15 @@ def example_inputs(objective: Objective, *, seed: int = 0, token_advantages: boo
     )
 
 
+def reads_delta(objective: AnyObjective) -> bool:
+    """Whether `LossSettings.delta` changes its losses."""
+    if not isinstance(objective, Objective):
+        return objective.loss_type not in ("cispo", "sapo", "vespo")
+    inputs = example_inputs(objective)
+    bounded = replace(inputs, settings=replace(inputs.settings, delta=0.5))
+    return not torch.equal(objective(inputs).per_token, objective(bounded).per_token)
+
+
 def check_objective(objective: str | AnyObjective | Callable[..., Any]) -> list[str]:
     """Check the promises of an own objective.
 

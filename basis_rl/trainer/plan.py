@@ -30,6 +30,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 
 from basis_rl.baselines import BASELINES, Baseline, DrGrpo, Gdpo, Grpo, LearnedBaseline, NoBaseline, baseline_name
 from basis_rl.conformance.baselines import try_ragged
+from basis_rl.conformance.objectives import reads_delta
 from basis_rl.data import problem_text
 from basis_rl.data.prompts import IMAGES, TAKEN, seed_rows
 from basis_rl.engine import Sampling
@@ -459,6 +460,13 @@ def check_bypass(plan: Plan) -> None:
         )
 
 
+def check_delta(plan: Plan) -> None:
+    """`delta` is set only where the objective reads it."""
+    if plan.args.delta is not None and not reads_delta(plan.objective):
+        name = objective_name(plan.objective)
+        raise ValueError(f"Objective '{name}' does not read delta, which would change nothing. Leave delta out.")
+
+
 def check_greedy(plan: Plan) -> None:
     """The trainer can generate a greedy rollout, if the baseline compares with one."""
     own = _given(plan, "environment_factory", "rollout_func")
@@ -570,6 +578,7 @@ OF_SETTINGS: tuple[Check, ...] = (
     check_baseline_needs,
     check_greedy,
     objective_for_tokens,
+    check_delta,
     check_bypass,
     lambda plan: check_token_budget(plan.args, plan.objective),
     check_sampler_needs,

@@ -120,7 +120,7 @@ class ServerSource(Source):
     ends: Sequence[int] = ()
     timeout: float = 1800.0
     patience: float = 600.0
-    name: str = "vllm"
+    name = "vllm"
 
     def __post_init__(self) -> None:
         self.ends = self.ends or end_tokens(None, self.tokenizer)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from basis_rl.conformance import ObjectiveError, check_objective
-from basis_rl.conformance.objectives import example_inputs
+from basis_rl.conformance.objectives import example_inputs, reads_delta
 from basis_rl.objectives import (
     OBJECTIVES,
     LossInputs,
@@ -76,6 +76,13 @@ def test_declarations_of_trls_objectives_are_true(found):
     _, averaged, _ = run.loss({**batch, "advantages": mean.expand(mask.shape)})
     assert found.token_advantages == (not torch.allclose(own, averaged, rtol=1e-6, atol=1e-9))
     assert own.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_which_objectives_read_delta_is_told_rightly(name):
+    batch = micro_batch()
+    losses = [FakeRun(OBJECTIVES[name], delta=delta).loss(batch)[0] for delta in (None, 0.5)]
+    assert reads_delta(OBJECTIVES[name]) is not torch.equal(*losses)
 
 
 def test_names():
