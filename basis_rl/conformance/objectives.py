@@ -6,6 +6,7 @@ the tokens, ratios far from 1, advantages of tokens) and says which promises (`b
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basis_rl.conformance.promises import PromiseError, check_promises, close, require
+from basis_rl.conformance.promises import PromiseError, check_promises, close, require, require_unwritten
 from basis_rl.functional.objectives import aggregate
 from basis_rl.objectives import AnyObjective, build_objective, objective_name
 from basis_rl.objectives.base import LossInputs, LossOutputs, LossSettings, Objective
@@ -186,11 +187,11 @@ class _Promises:
 
     def purity(self) -> None:
         inputs = self.inputs.only_actions()
-        kept = {name: x.detach().clone() for name, x in _tensors(inputs).items()}
+        kept = copy.copy(inputs)
+        vars(kept).update({name: x.detach().clone() for name, x in _tensors(inputs).items()})
         first = self.objective.function(inputs)
         second = self.objective.function(inputs)
-        changed = [name for name, x in kept.items() if not torch.equal(x, getattr(inputs, name).detach())]
-        require(not changed, f"it writes into its inputs: {', '.join(changed)}")
+        require_unwritten(kept, inputs)
         same = first.aggregation == second.aggregation and torch.equal(first.per_token, second.per_token)
         require(same, "the same inputs give other losses the second time")
         attached = [name for name, value in first.metrics.items() if value.requires_grad]

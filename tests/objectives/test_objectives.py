@@ -156,7 +156,10 @@ def with_ratio(of_ratio):
             "row_order: .*order of the rollouts",
         ),
         (averages_tokens, "token_advantages: it declares token_advantages = True"),
-        (times(lambda inputs: 1.0, act=lambda inputs: inputs.advantages[0].fill_(2.0)), "purity: .* advantages"),
+        (
+            times(lambda inputs: 1.0, act=lambda inputs: inputs.advantages[0].fill_(2.0)),
+            "purity: writes into .*advantages",
+        ),
         (lambda inputs: of(surrogate(inputs) + torch.rand(inputs.mask.shape)), "purity: .*second time"),
         (lambda inputs: of(surrogate(inputs).sum(1)), r"finite: raises ValueError: .*losses of shape \(5,\)"),
         (
