@@ -73,17 +73,6 @@ def test_rewards_that_the_refinement_explains_at_any_beta_do_not_mislead_the_bel
     assert float(found.believed("abc")[0].mean()) == pytest.approx(0.5, abs=0.2)
 
 
-@pytest.mark.parametrize("kind", [Basis, BasisHistory])
-def test_values_are_in_the_units_of_the_rewards(kind):
-    rewards = {k: [4 * r - 1 for r in TABLE.rewards(k)] for k in "abc"}
-    plain, scaled = kind(TABLE), kind(ValueTable.from_rewards(rewards, reward_range=(-1.0, 3.0)))
-    for step in range(2):
-        plain.update(batch_of([1.0, 0.0, 1.0], "abc", step=step))
-        scaled.update(batch_of([3.0, -1.0, 3.0], "abc", step=step))
-    torch.testing.assert_close(scaled.believed("abc")[0], 4 * plain.believed("abc")[0] - 1)
-    torch.testing.assert_close(scaled.believed("abc")[1], 16 * plain.believed("abc")[1])
-
-
 @pytest.mark.parametrize("belief", ["beta", "gaussian"])
 def test_history_is_believed_as_a_mixture_over_its_drifts(belief):
     """Against draws: a drift by its weight, a logit of the prompt and of the shift, the value."""
@@ -138,10 +127,3 @@ def test_a_cluster_is_believed_as_its_history():
     mean, variance = found.believed(["b", "c"])
     assert mean.tolist() == pytest.approx([m1, 0.5])
     assert variance.tolist() == pytest.approx([m2 - m1**2, 0.2])
-
-
-def test_counts_are_the_scored_rollouts():
-    table = ValueTable.from_rewards({"a": [1, None, 0], "b": [float("nan"), 1]})
-    assert table.counts(["b", "a", "b"]).tolist() == [1, 2, 1]
-    with pytest.raises(ValueError, match="'c' is not in the value table"):
-        table.counts(["c"])

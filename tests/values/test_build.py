@@ -1,7 +1,6 @@
 """Building a table: the rewards of the training reward on the reference model's rollouts, whatever ends it early."""
 
 import itertools
-import json
 import math
 import random
 import tempfile
@@ -195,16 +194,6 @@ def test_a_build_that_is_killed_and_resumed_is_the_undisturbed_one(kind, tmp_pat
         assert {**table.provenance, "date": None} == {**whole.provenance, "date": None}
         assert build_table(source(), plan(12, reward_funcs=[dying(0)]), tmp_path / "t.partial") is not None
         assert len(fake.requests) - asked < 12, "what was finished is not asked for again"
-
-
-def test_a_chunk_that_is_half_done_is_finished_and_nothing_is_done_twice(tmp_path):
-    whole = build_table(model_source(16), plan(), tmp_path / "t")  # three prompts are drawn together
-    (file,) = (tmp_path / "t").glob("shard-*.jsonl")
-    identity, *lines = file.read_text().splitlines()
-    file.write_text("\n".join([identity, *lines[::2]]) + "\n")
-    assert rewards(build_table(model_source(16), plan(), tmp_path / "t")) == rewards(whole)
-    names = [json.loads(line)["prompt_id"] for line in file.read_text().splitlines()[1:]]
-    assert sorted(names) == sorted(sums(6)["prompt_id"])
 
 
 def test_a_prompt_without_its_second_part_is_not_finished(tmp_path):
