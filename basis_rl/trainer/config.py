@@ -246,11 +246,6 @@ class BasisConfig(GRPOConfig):
             known = ", ".join(_MODES)
             given = self.vllm_importance_sampling_mode
             raise ValueError(f"vllm_importance_sampling_mode must be one of {known}, got '{given}'.")
-        if self.vllm_importance_sampling_mode == "seq_mean_k3" and (self.vllm_importance_sampling_clip_min or 0) > 0:
-            raise ValueError(
-                "vllm_importance_sampling_clip_min above 0 with vllm_importance_sampling_mode: seq_mean_k3 rejects "
-                "every rollout of the present policy, whose k3 is 0. Leave the minimum out."
-            )
         if self.vllm_weight_sync not in ("auto", "nccl", "folder"):
             raise ValueError(f"vllm_weight_sync must be 'auto', 'nccl' or 'folder', got '{self.vllm_weight_sync}'.")
         if self.vllm_lora_sync not in ("merged", "adapter"):

@@ -460,9 +460,15 @@ def check_bypass(plan: Plan) -> None:
         )
 
 
-def check_delta(plan: Plan) -> None:
-    """`delta` is set only where the objective reads it."""
-    if plan.args.delta is not None and not reads_delta(plan.objective):
+def check_bounds(plan: Plan) -> None:
+    """Bounds of ratios are set only where something reads them, and do not reject everything."""
+    args = plan.args
+    if args.vllm_importance_sampling_mode == "seq_mean_k3" and (args.vllm_importance_sampling_clip_min or 0) > 0:
+        raise ValueError(
+            "vllm_importance_sampling_clip_min above 0 with vllm_importance_sampling_mode: seq_mean_k3 rejects every "
+            "rollout of the present policy, whose k3 is 0. Leave the minimum out."
+        )
+    if args.delta is not None and not reads_delta(plan.objective):
         name = objective_name(plan.objective)
         raise ValueError(f"Objective '{name}' does not read delta, which would change nothing. Leave delta out.")
 
@@ -578,7 +584,7 @@ OF_SETTINGS: tuple[Check, ...] = (
     check_baseline_needs,
     check_greedy,
     objective_for_tokens,
-    check_delta,
+    check_bounds,
     check_bypass,
     lambda plan: check_token_budget(plan.args, plan.objective),
     check_sampler_needs,

@@ -83,6 +83,10 @@ CASES = {
         "is not one of TRL's losses, but loss_type='bnpo' is set",
     ),
     "objective against loss_type": ({"objective": "gspo", "loss_type": "bnpo"}, "loss_type='bnpo' is set"),
+    "a lower bound of k3": (
+        {"vllm_importance_sampling_mode": "seq_mean_k3", "vllm_importance_sampling_clip_min": 0.01},
+        "rejects every rollout of the present policy",
+    ),
     "delta in an objective without it": ({"objective": "gmpo", "delta": 2.0}, "'gmpo' does not read delta"),
     "the greedy rollout in an environment": (
         {"baseline": "remax", "environment_factory": object},
@@ -172,10 +176,6 @@ def test_a_table_must_know_every_prompt_and_fit_the_run(tmp_path, tiny_path):
         ({"kl_estimator": "k4"}, "kl_estimator must be one of k1, k2, k3"),
         ({"kl_estimator": "k1"}, "no pull towards the reference"),
         ({"vllm_importance_sampling_mode": "seq_mean"}, "seq_mean_k1, .* got 'seq_mean'"),
-        (
-            {"vllm_importance_sampling_mode": "seq_mean_k3", "vllm_importance_sampling_clip_min": 0.01},
-            "rejects every rollout of the present policy",
-        ),
         ({"rollouts": "ahead"}, "rollouts must be 'sync' or 'stream', got 'ahead'"),
         ({"max_staleness": -1}, "max_staleness must be at least 0, got -1"),
         ({"rollout_timeout": 0.0}, "rollout_timeout must be above 0 seconds, got 0"),
