@@ -5,41 +5,11 @@ import math
 import pytest
 import torch
 
-from basis_rl.baselines import Basis, BasisHistory, BVBlend, build_baseline
-from basis_rl.samplers import ValueBelief
+from basis_rl.baselines import Basis, BasisHistory, BVBlend
 from basis_rl.values import ValueTable
 from tests.support.batches import batch_of
 
 TABLE = ValueTable.from_rewards({"a": [1, 0, 0, 0], "b": [1, 1, 0, 0, 1, 1, 0, 0], "c": [1, 1, 1, 0]})
-
-
-@pytest.fixture(params=["basis", "basis_history", "bv_blend"])
-def belief(request):
-    kwargs = {
-        "basis": {"values": TABLE},
-        "basis_history": {"fixed_range": (0, 1)},
-        "bv_blend": {"clusters": {"a": 0, "b": 0, "c": 1}},
-    }
-    return build_baseline(request.param, **kwargs.get(request.param, {}))
-
-
-def test_beliefs_are_those_baselines_alone(belief):
-    assert isinstance(belief, ValueBelief)
-    assert not isinstance(build_baseline("grpo"), ValueBelief)
-
-
-def test_a_belief_is_of_the_state_and_changes_nothing(belief):
-    before = str(belief.state_dict())
-    first = belief.believed(["c", "a", "a"])
-    assert str(belief.state_dict()) == before
-    assert all(part.shape == (3,) and part.dtype == torch.float64 for part in first)
-    assert first[0][1] == first[0][2]
-    assert torch.equal(belief.believed(["a"])[0], first[0][1:2])
-    belief.advantages(batch_of([1.0, 0.0, 1.0], "abc"))
-    assert torch.equal(belief.believed(["c", "a", "a"])[0], first[0])
-    for step in range(3):
-        belief.update(batch_of([1.0, 1.0, 1.0], "abc", step=step))
-    assert (belief.believed(["c", "a", "a"])[0] > first[0]).all()
 
 
 def test_a_table_is_believed_at_the_beta_that_explains_the_rewards():
@@ -122,6 +92,7 @@ def test_a_cluster_is_believed_as_its_history():
     assert variance.tolist() == pytest.approx([0.2, 0.2])
     found.update(batch_of([1.0, 0.0], "ab"))
     found.update(batch_of([1.0, 1.0], "ab", step=1))
+    assert found.reward_range == (0.0, 1.0)
     m1 = 0.5 * 0.5 + 0.5 * 1.0
     m2 = 0.5 * (0.25 + 0.2) + 0.5 * 1.0
     mean, variance = found.believed(["b", "c"])
