@@ -7,7 +7,7 @@ no collective and does not depend on the world size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -112,7 +112,7 @@ class Draw:
 
 
 class PromptSampler(Configured, ABC):
-    """Draws the prompts of each generation batch.
+    """Draws the prompts of each generation batch. It has no state: what is learnt is in the belief.
 
     Class attributes:
         needs_belief: whether `draw` reads a belief. An object's own may depend on its parameters.
@@ -134,7 +134,7 @@ class PromptSampler(Configured, ABC):
 
     @abstractmethod
     def draw(self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: Generator) -> Draw:
-        """`size` different prompts. The same for equal states, arguments and states of the generator.
+        """`size` different prompts. The same for equal arguments and states of the generator.
 
         Args:
             candidates: P prompt ids, P >= size.
@@ -149,23 +149,6 @@ class PromptSampler(Configured, ABC):
     def keeps(self, rewards: Tensor) -> Tensor:
         """``(M, G) -> (M,)`` bool: the groups worth training on; others are drawn again, `max_refills` times."""
         return torch.ones(rewards.shape[0], dtype=torch.bool)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors, numbers and strings from which `load_state_dict` restores the object exactly.
-
-        No sampler of the registry has any: `draw` must not change the object and nothing else is called, since what is
-        learnt is in the belief. It is for what `__init__` makes by chance or from elsewhere, such as a file.
-        """
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`'s result.
-
-        Raises:
-            ValueError: on a missing or an unexpected key.
-        """
-        if state:
-            raise ValueError(f"{type(self).__name__} has no state, but one with the keys {sorted(state)} was saved.")
 
 
 def pool_indices(count: int, size: int, generator: Generator) -> Tensor:

@@ -256,9 +256,3 @@ class Dynamic(PromptSampler):
         least = torch.where(scored, rewards, torch.inf).amin(dim=1)
         largest = torch.where(scored, rewards, -torch.inf).amax(dim=1)
         return largest > least
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.drawing.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.drawing.load_state_dict(state)

@@ -25,7 +25,7 @@ from basis_rl.samplers import (
 from basis_rl.samplers.base import pool_indices
 from examples.custom_sampler import Harder
 
-ALL = ["rows", "determinism", "no_side_effect", "every_prompt", "ratio", "keeps", "state_round_trip"]
+ALL = ["rows", "determinism", "no_side_effect", "every_prompt", "ratio", "keeps"]
 IDS = [f"prompt-{i}" for i in range(16)]
 
 
@@ -200,7 +200,6 @@ def few_draws(monkeypatch):
             but(Variance, keeps=lambda self, rewards: rewards[:, 0] > 1),
             "- keeps: refuses a group with different rewards",
         ),
-        (but(Variance, load_state_dict=lambda self, state: None), r"- state_round_trip: .* keys \['not_a_key'\]"),
         (lambda: 3, "builds an int, no subclass of basis_rl.samplers.PromptSampler"),
     ],
 )
