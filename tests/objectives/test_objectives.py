@@ -22,7 +22,7 @@ from basis_rl.objectives import (
 from examples.custom_objective import simple
 from tests.support.loss_run import FakeRun, micro_batch
 
-ALL = ["finite", "masked_tokens", "gradient_at_ratio_1", "token_advantages", "row_order", "rollout_weights", "purity"]
+ALL = ["finite", "masked_tokens", "gradient_at_ratio_1", "token_advantages", "row_order", "purity"]
 OWN = [name for name, found in OBJECTIVES.items() if isinstance(found, Objective)]
 
 
@@ -181,21 +181,6 @@ def test_broken_objectives_are_told_what_they_break(function, message):
         check_objective(objective(token_advantages=True)(function))
 
 
-def weighed(power):
-    @objective(token_advantages=True, weighs_rollouts=True)
-    def loss(inputs):
-        weights = 1.0 if inputs.rollout_weights is None else inputs.rollout_weights**power
-        return of(surrogate(inputs) * weights)
-
-    return loss
-
-
-def test_declared_rollout_weights_must_act():
-    assert "rollout_weights" in check_objective(weighed(2))
-    with pytest.raises(ObjectiveError, match=r"rollout_weights: it declares .* do not change the gradient"):
-        check_objective(weighed(0))
-
-
 def test_averaging_is_allowed_where_it_is_declared_and_losses_of_trl_are_not_checked():
     check_objective(objective(token_advantages=False)(averages_tokens))
     with pytest.raises(ValueError, match="'gspo' is a loss of TRL's"):
@@ -213,11 +198,11 @@ def test_an_objective_sees_nothing_outside_the_mask():
     given = example_inputs(keep, token_advantages=True)
     rubbish = {
         name: torch.where(given.mask, getattr(given, name), torch.nan)
-        for name in ("log_probs", "old_log_probs", "rollout_log_probs", "advantages", "entropy")
+        for name in ("log_probs", "old_log_probs", "advantages", "entropy")
     }
-    keep(replace(given, **rubbish, rollout_weights=torch.full(given.mask.shape, torch.inf), mask=given.mask.long()))
+    keep(replace(given, **rubbish, mask=given.mask.long()))
     (inputs,) = seen
     assert inputs.mask.dtype == torch.bool
-    for name in (*rubbish, "rollout_weights"):
+    for name in rubbish:
         assert (getattr(inputs, name)[~given.mask] == 0).all(), name
     assert torch.equal(inputs.log_probs[given.mask], given.log_probs[given.mask])
