@@ -279,11 +279,6 @@ def test_a_belief_that_is_no_belief_is_said():
         Variance().draw(IDS, Half(torch.zeros(16), torch.zeros(16)), 4, generator())
 
 
-def test_somebodys_own_is_built_by_its_path_and_may_take_anything():
-    own = build_sampler("tests.samplers.test_samplers:Anything", floor=0.5)
-    assert (type(own).__name__, own.floor) == ("Anything", 0.5)
-
-
 @pytest.mark.parametrize("inner", [name for name in SAMPLERS if name != "dynamic"])
 def test_any_sampler_draws_for_dynamic(inner):
     belief = ExampleBelief(torch.linspace(0, 1, 16).double(), torch.full((16,), 0.01).double())

@@ -322,13 +322,6 @@ def test_any_prefix_of_a_shard_is_read_as_its_whole_lines(tmp_path):
         assert repr(again[:whole]) == repr(records[:whole])
 
 
-def test_the_beginning_of_another_build_is_not_gone_on_with(tmp_path):
-    with Shards(tmp_path, {"seed": 0}).writer() as writer:
-        writer(Record("id", 0, [1.0], 5, 1).line())
-    with pytest.raises(ValueError, match=r"seed: 0, now 1\nSet these back to resume it, or delete"):
-        Shards(tmp_path, {"seed": 1})
-
-
 @pytest.mark.parametrize("removed", [True, False])
 def test_only_one_process_merges_and_what_two_have_done_counts_once(removed, tmp_path):
     """A process that waits for the lock gets it on a folder whose shards are gone."""
