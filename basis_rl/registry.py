@@ -4,12 +4,54 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import repeat
 from numbers import Integral, Real
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from basis_rl.names import check_word, did_you_mean, import_object, kind_of
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Which values a parameter takes, as in ``Positive = Annotated[float, Bounds("above 0", lambda x: x > 0)]``.
+
+    Give it a name as there: within the annotation of a field, other names of the module would not be found.
+    """
+
+    words: str
+    hold: Callable[[Any], bool]
+
+
+Positive = Annotated[float, Bounds("above 0", lambda x: x > 0)]
+NotNegative = Annotated[float, Bounds("of at least 0", lambda x: x >= 0)]
+Share = Annotated[float, Bounds("from 0 to 1", lambda x: 0 <= x <= 1)]
+PositiveShare = Annotated[float, Bounds("above 0, at most 1", lambda x: 0 < x <= 1)]
+WholeNumber = Annotated[int, Bounds("of at least 0", lambda x: x >= 0)]
+OneOrMore = Annotated[int, Bounds("of at least 1", lambda x: x >= 1)]
+
+
+class Configured:
+    """What has parameters that a recipe names: a dataclass, or a class with an ``__init__`` of its own."""
+
+    def __post_init__(self) -> None:
+        """Check the fields of a dataclass by their annotations.
+
+        Raises:
+            ValueError: a value of another type, another word than those of a `Literal`, or out of its `Bounds`.
+        """
+        annotations = get_type_hints(type(self), include_extras=True)
+        for each in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each.name)
+            if not _is_a(value, annotations[each.name]):
+                needs = f"{each.name} must be {_in_words(annotations[each.name])}"
+                raise ValueError(f"{type(self).__name__}: {needs}, got {value!r}.")
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What the object was built with, for model cards: its attributes that are named like arguments."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters if hasattr(self, name)}
 
 
 def build(what: str, known: Mapping[str, type], base: type, name: str, params: Mapping[str, Any]) -> Any:
@@ -28,8 +70,6 @@ def build(what: str, known: Mapping[str, type], base: type, name: str, params: M
     cls = find(what.replace("_", " "), known, name)
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise ValueError(f"'{name}' is not a subclass of {base.__module__.removesuffix('.base')}.{base.__name__}.")
-    if name in known:
-        _check_types(name, cls, params)
     return construct(what.replace("_", " "), cls, name, params, f"{what}_kwargs")
 
 
@@ -98,21 +138,15 @@ def _check_names(title: str, cls: type, params: Mapping[str, Any], key: str) -> 
         raise ValueError(f"{title} needs the parameter '{missing}' (recipe: `{key}`){f': {told}' if told else '.'}")
 
 
-def _check_types(name: str, cls: Any, params: Mapping[str, Any]) -> None:
-    annotations = get_type_hints(cls.__init__)
-    for key, value in params.items():
-        if key in annotations and not _is_a(value, annotations[key]):
-            raise ValueError(f"{name}: {key} must be {_in_words(annotations[key])}, got {value!r}.")
-
-
 def _is_a(value: Any, annotation: Any) -> bool:
-    """Whether `value` has that type. Ranges, and which word of a `Literal` it is, are the class's to check."""
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if origin in (Union, types.UnionType):
         return any(_is_a(value, each) for each in arguments)
+    if origin is Annotated:
+        return _is_a(value, arguments[0]) and arguments[1].hold(value)
     if origin is Literal:
-        return isinstance(value, str)
+        return value in arguments
     if origin in (tuple, Sequence):
         # YAML has lists only.
         is_list = isinstance(value, (list, tuple)) and (origin is Sequence or len(value) == len(arguments))
@@ -123,7 +157,7 @@ def _is_a(value: Any, annotation: Any) -> bool:
         number = isinstance(value, Real if annotation is float else Integral) and not isinstance(value, bool)
         # Not NaN.
         return number and value == value
-    return isinstance(value, annotation)
+    return annotation is Any or isinstance(value, origin or annotation)
 
 
 def _in_words(annotation: Any) -> str:
@@ -131,6 +165,8 @@ def _in_words(annotation: Any) -> str:
     words = {float: "a number", int: "a whole number", bool: "true or false", type(None): "null", str: "text"}
     origin = get_origin(annotation)
     arguments = get_args(annotation)
+    if origin is Annotated:
+        return f"{_in_words(arguments[0])} {arguments[1].words}"
     if origin is Literal:
         return " or ".join(arguments)
     if origin in (tuple, Sequence):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from basis_rl.baselines.base import Baseline, returns, where_scorable
+from basis_rl.registry import Positive
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
 
 
+@dataclass(eq=False)
 class AStarPO(Baseline):
     """``A_i = r_i - sum_t KL_t - V*_i``, with ``V* = beta1 log mean_k exp(r_k / beta1)`` (arXiv:2505.20686).
 
@@ -30,22 +33,20 @@ class AStarPO(Baseline):
         ValueError: a parameter out of its range, or a table that cannot be read.
     """
 
+    values: ValueTable | str | Path
+    beta1: Positive = 0.5
+    accept_mismatch: bool = False
     reads_kl = True
 
-    def __init__(self, values: ValueTable | str | Path, beta1: float = 0.5, accept_mismatch: bool = False) -> None:
-        if not beta1 > 0:
-            raise ValueError(f"a_star_po: beta1 must be positive, got {beta1}.")
-        self.values = values if isinstance(values, ValueTable) else ValueTable.load(values)
-        self.beta1 = beta1
-        self.accept_mismatch = accept_mismatch
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.values = self.table = ValueTable.of(self.values)
 
     def validate(self, run: RunContext) -> None:
-        self.values.check(run, accept_mismatch=self.accept_mismatch)
+        self.table.check(run, accept_mismatch=self.accept_mismatch)
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
-        scaled = [
-            torch.tensor(self.values.rewards(name), dtype=torch.float64) / self.beta1 for name in batch.prompt_ids
-        ]
+        scaled = [torch.tensor(self.table.rewards(name), dtype=torch.float64) / self.beta1 for name in batch.prompt_ids]
         optimal = [self.beta1 * float(each.logsumexp(dim=0) - math.log(len(each))) for each in scaled]
         baseline = torch.tensor(optimal, dtype=torch.float64)
         return Advantages(values=where_scorable(batch, returns(batch) - baseline), baseline=baseline, metrics={})

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
@@ -22,12 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from basis_rl.functional.segments import leave_one_out_mean, segment_count
+from basis_rl.registry import Configured
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 
 TokenLevel = Literal["never", "with_kl", "always"]
 
 
-class Baseline(ABC):
+class Baseline(Configured, ABC):
     """How the advantage of a rollout is estimated: ``A = (r - b) / s``. Batches and advantages are on the CPU.
 
     Subclasses implement `advantages`; those with state also `update`, and `kept` or
@@ -63,19 +63,14 @@ class Baseline(ABC):
     token_level: TokenLevel = "never"
     kept: tuple[str, ...] = ()
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """What the object was built with, for model cards: its attributes that are named like arguments."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters if hasattr(self, name)}
-
     @abstractmethod
     def advantages(self, batch: RolloutBatch) -> Advantages:
         """Advantages of one generation batch. Must not change the object's state."""
 
-    def update(self, batch: RolloutBatch) -> None:  # noqa: B027
+    def update(self, batch: RolloutBatch) -> None:
         """Learn from a batch. Called once, after the policy was updated on it, in training only."""
 
-    def validate(self, run: RunContext) -> None:  # noqa: B027
+    def validate(self, run: RunContext) -> None:
         """Check the run before anything is spent.
 
         Raises:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from basis_rl.baselines.base import less_baseline, mean_of_others, scorable_rows
 from basis_rl.baselines.optimal import Target, TargetedBaseline
 from basis_rl.functional.basis import Weighting, beta_grid, cross_entropy, mean_squared_error, refine
 from basis_rl.functional.diagnostics import mean_by
-from basis_rl.registry import check_choice
+from basis_rl.registry import Bounds, NotNegative
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
 
@@ -25,8 +25,11 @@ Calibration = Literal["common", "likelihood", "literal", "none"]
 # benchmarks/advantage_cost.py.
 _BLOCK = 1 << 14
 _FORGETTING = 0.9
+# Values are kept in ``[epsilon, 1 - epsilon]``.
+Epsilon = Annotated[float, Bounds("between 0 and 0.5", lambda x: 0 < x < 0.5)]
 
 
+@dataclass(eq=False)
 class Basis(TargetedBaseline):
     """``A_i = r_i - b_i``, with ``b_i`` the value of prompt i as the other prompts of the batch tell it (Algorithm 1).
 
@@ -64,6 +67,14 @@ class Basis(TargetedBaseline):
         ValueError: a parameter out of its range, or a table that cannot be read.
     """
 
+    values: ValueTable | str | Path
+    weighting: Weighting = "unb"
+    smoothing: NotNegative = 0.5
+    epsilon: Epsilon = 1e-6
+    calibration: Calibration = "common"
+    target: Target = "value"
+    accept_mismatch: bool = False
+    ev_gate: bool = False
     uses_own_reward = True
     kept = ("curve", "optimal.moments", "gate.variances")
     ON_MISSING: ClassVar[dict[str, str]] = {
@@ -71,39 +82,20 @@ class Basis(TargetedBaseline):
         "values during training and needs no table."
     }
 
-    def __init__(
-        self,
-        values: ValueTable | str | Path,
-        weighting: Weighting = "unb",
-        smoothing: float = 0.5,
-        epsilon: float = 1e-6,
-        calibration: Calibration = "common",
-        target: Target = "value",
-        accept_mismatch: bool = False,
-        ev_gate: bool = False,
-    ) -> None:
-        check_choice("basis", "weighting", weighting, Weighting)
-        check_choice("basis", "calibration", calibration, Calibration)
-        if smoothing < 0 or not 0 < epsilon < 0.5:
-            raise ValueError(f"basis: needs smoothing >= 0 and 0 < epsilon < 0.5, got {smoothing} and {epsilon}.")
-        self.values = values if isinstance(values, ValueTable) else ValueTable.load(values)
-        self.weighting: Weighting = weighting
-        self.smoothing = smoothing
-        self.epsilon = epsilon
-        self.calibration = calibration
-        self.uses_own_reward = calibration != "none"
-        self._set_target("basis", target, ev_gate=ev_gate)
-        self.accept_mismatch = accept_mismatch
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.values = self.table = ValueTable.of(self.values)
+        self.uses_own_reward = self.calibration != "none"
         self.betas = beta_grid()
         # (K,) cross-entropy of the rewards so far, older ones count less.
         self.curve = torch.zeros_like(self.betas)
 
     def validate(self, run: RunContext) -> None:
-        self.values.check(run, accept_mismatch=self.accept_mismatch)
+        self.table.check(run, accept_mismatch=self.accept_mismatch)
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        return self.values.reward_range
+        return self.table.reward_range
 
     def believed(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Mean and variance of the value of each prompt, in reward units. ``(P,), (P,)`` float64.
@@ -115,11 +107,11 @@ class Basis(TargetedBaseline):
         where the values all lie above them. Before the first batch, the reference policy's.
         """
         low, high = self.reward_range
-        tilt = self.values.tilt(prompt_ids, self.smoothing)
+        tilt = self.table.tilt(prompt_ids, self.smoothing)
         # Before the first update the curve is 0 everywhere, and its minimum would be the least beta.
         beta = self.betas[int(self.curve.argmin())] if bool(self.curve.any()) else torch.inf
         values, variances = tilt(torch.tensor([beta, torch.inf], dtype=torch.float64))
-        count = self.values.counts(prompt_ids) + 2 * self.smoothing + 1
+        count = self.table.counts(prompt_ids) + 2 * self.smoothing + 1
         # The delta method: the slope of V in V_ref is var_beta / var_ref.
         spread = torch.where(variances[1] > 0, variances[0] ** 2 / (variances[1] * count), 0.0)
         return low + (high - low) * values[0], (high - low) ** 2 * spread
@@ -141,7 +133,7 @@ class Basis(TargetedBaseline):
         """The batch under any beta, and the reference policy's values ``(N,)``."""
         low, high = self.reward_range
         rewards = (batch.rewards.double() - low) / (high - low)
-        tilt = self.values.tilt(batch.prompt_ids, self.smoothing)
+        tilt = self.table.tilt(batch.prompt_ids, self.smoothing)
         reference = tilt(torch.tensor([torch.inf], dtype=torch.float64))[0][0]
         return _Candidates(self, tilt, rewards, self._inside(reference)), reference
 

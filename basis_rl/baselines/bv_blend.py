@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from basis_rl.baselines.optimal import Target
 from basis_rl.baselines.reward_range import RangedBelief
 from basis_rl.clusters import PromptClusters
 from basis_rl.functional.segments import group_mean, leave_one_out_mean, segment_count
-from basis_rl.registry import check_choice
+from basis_rl.registry import Positive, PositiveShare, Share
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 
 Confidence = Literal["sem", "count", "scale"]
@@ -24,6 +25,7 @@ Variance = Literal["shrunk", "paper"]
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class BVBlend(RangedBelief):
     """``A = (r - b) / (s + eps)`` with baseline and variance blended from two sources (BV-Blend, Eqs. 10, 11).
 
@@ -65,62 +67,43 @@ class BVBlend(RangedBelief):
         ValueError: a parameter out of its range.
     """
 
+    clusters: PromptClusters | str | Path | Mapping[str, int]
+    decay: PositiveShare = 0.9
+    temperature: Positive = 0.1
+    prior_mass: Positive = 1.0
+    prior_variance: Positive = 0.25
+    confidence: Confidence | Share = "sem"
+    mapping: Map = "exp"
+    variance: Variance = "shrunk"
+    target: Target = "value"
+    eps: Positive = 1e-6
     uses_own_reward = True
     kept = ("history", "range.ends", "optimal.moments")
     ON_MISSING: ClassVar[dict[str, str]] = {"clusters": "the folder that `basis-rl clusters RECIPE` writes."}
     scales = True
 
-    def __init__(
-        self,
-        clusters: PromptClusters | str | Path | Mapping[str, int],
-        decay: float = 0.9,
-        temperature: float = 0.1,
-        prior_mass: float = 1.0,
-        prior_variance: float = 0.25,
-        confidence: Confidence | float = "sem",
-        mapping: Map = "exp",
-        variance: Variance = "shrunk",
-        target: Target = "value",
-        eps: float = 1e-6,
-    ) -> None:
-        if not 0 < decay <= 1 or min(temperature, prior_mass, prior_variance, eps) <= 0:
-            given = f"{decay}, {temperature}, {prior_mass}, {prior_variance}, {eps}"
-            needs = "0 < decay <= 1 and temperature, prior_mass, prior_variance, eps > 0"
-            raise ValueError(f"bv_blend: needs {needs}, got {given}.")
-        known = 0 <= confidence <= 1 if isinstance(confidence, (int, float)) else confidence in get_args(Confidence)
-        if not known:
-            raise ValueError(f"bv_blend: confidence must be sem, count, scale or in [0, 1], got {confidence!r}.")
-        check_choice("bv_blend", "mapping", mapping, Map)
-        check_choice("bv_blend", "variance", variance, Variance)
-        if isinstance(clusters, (str, Path)):
-            clusters = PromptClusters.load(clusters)
-        super().__init__("bv_blend")
-        self._set_target("bv_blend", target)
-        self.clusters = clusters if isinstance(clusters, PromptClusters) else PromptClusters(clusters)
-        self.requires = frozenset({"prompt_texts"} if self.clusters.needs_texts else ())
-        self.decay = decay
-        self.temperature = temperature
-        self.eps = eps
-        self.prior_mass = prior_mass
-        self.prior_variance = prior_variance
-        self.confidence = confidence
-        self.mapping = mapping
-        self.variance = variance
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = self.clusters
+        if isinstance(given, (str, Path)):
+            given = PromptClusters.load(given)
+        self.clusters = self.codebook = given if isinstance(given, PromptClusters) else PromptClusters(given)
+        self.requires = frozenset({"prompt_texts"} if self.codebook.needs_texts else ())
         # Cluster -> m1, m2, N.
         self.history: dict[int, tuple[float, float, float]] = {}
 
     def validate(self, run: RunContext) -> None:
         super().validate(run)
-        missing = [prompt_id for prompt_id in run.prompts if prompt_id not in self.clusters]
+        missing = [prompt_id for prompt_id in run.prompts if prompt_id not in self.codebook]
         if not missing:
             return
         share = f"bv_blend: {len(missing)} of {len(run.prompts)} training prompts"
-        if not self.clusters.needs_texts:
-            first = f"({self.clusters.source}); the first is prompt_id '{missing[0]}'"
+        if not self.codebook.needs_texts:
+            first = f"({self.codebook.source}); the first is prompt_id '{missing[0]}'"
             raise ValueError(f"{share} have no cluster {first}. Build a codebook: `basis-rl clusters RECIPE`.")
         # Now, so that an encoder that cannot be loaded stops the run before it starts.
-        self.clusters.load_encoder()
-        _logger.warning("%s are not in the codebook (%s) and are embedded later.", share, self.clusters.source)
+        self.codebook.load_encoder()
+        _logger.warning("%s are not in the codebook (%s) and are embedded later.", share, self.codebook.source)
 
     def _weight(self, deviation: Tensor, mass: Tensor) -> Tensor:
         """``(N,)`` confidence in the history."""
@@ -140,7 +123,7 @@ class BVBlend(RangedBelief):
         the baseline without the own reward, by which `target` is told apart."""
         rewards = batch.rewards.double()
         groups = batch.group_ids
-        clusters = self.clusters.assign(batch.prompt_ids, batch.prompt_texts)
+        clusters = self.codebook.assign(batch.prompt_ids, batch.prompt_texts)
         known = [self.history.get(cluster) for cluster in clusters]
         warm = torch.tensor([state is not None for state in known])
         # The state before the batch, as in Algorithm 2: `update` comes later.
@@ -191,7 +174,7 @@ class BVBlend(RangedBelief):
         """
         low, high = self.reward_range
         cold = ((low + high) / 2, ((low + high) / 2) ** 2 + self.prior_variance, 0.0)
-        rows = [self.history.get(self.clusters.assignments.get(name, -1), cold) for name in prompt_ids]
+        rows = [self.history.get(self.codebook.assignments.get(name, -1), cold) for name in prompt_ids]
         m1, m2, _ = torch.tensor(rows, dtype=torch.float64).reshape(-1, 3).T
         return m1.clone(), (m2 - m1**2).clamp(min=0.0)
 
@@ -201,7 +184,7 @@ class BVBlend(RangedBelief):
         if self.range.known:
             self.optimal.learn(self._blend(batch)[-1], batch.rewards, batch, self.reward_range)
         rewards = batch.rewards.double()
-        clusters = torch.tensor(self.clusters.assign(batch.prompt_ids, batch.prompt_texts))
+        clusters = torch.tensor(self.codebook.assign(batch.prompt_ids, batch.prompt_texts))
         for cluster in clusters[~rewards.isnan()].unique().tolist():
             own = rewards[(clusters == cluster) & ~rewards.isnan()]
             mean = float(own.mean())

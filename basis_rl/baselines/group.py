@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from basis_rl.baselines.base import Baseline, CenterScale, returns, scorable_rows
 from basis_rl.functional.segments import group_mean, group_std, leave_one_out_mean, segment_count
-from basis_rl.registry import check_choice
+from basis_rl.registry import OneOrMore, Positive
 from basis_rl.types import Advantages, RolloutBatch
 
 Over = Literal["group", "batch"]
@@ -21,7 +21,18 @@ Moments = tuple[float, float, float]
 _NOTHING: Moments = (0.0, 0.0, 0.0)
 
 
-class DrGrpo(CenterScale):
+class _GroupMean(CenterScale):
+    """The center is the mean of the prompt's rollouts, the own one included."""
+
+    min_group_size = 2
+    uses_own_reward = True
+
+    def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        return group_mean(rewards, group_ids)
+
+
+@dataclass(eq=False)
+class DrGrpo(_GroupMean):
     """``A_i = alpha (r_i - mean_{j in g(i)} r_j)``, Dr. GRPO (Liu et al. 2025, arXiv:2503.20783), alpha = 1.
 
     With ``alpha=True`` it is the advantage of GPG (Chu et al. 2025, arXiv:2504.02546): alpha is the number of rollouts
@@ -32,11 +43,7 @@ class DrGrpo(CenterScale):
     Metric, with it: ``alpha``.
     """
 
-    min_group_size: int = 2
-    uses_own_reward: bool = True
-
-    def __init__(self, alpha: bool = False) -> None:
-        self.alpha = alpha
+    alpha: bool = False
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         result = super().advantages(batch)
@@ -48,11 +55,9 @@ class DrGrpo(CenterScale):
         factor = float(scored.sum() / (scored & (spread > 1e-9)).sum().clamp(min=1))
         return replace(result, values=factor * result.values, metrics={**result.metrics, "alpha": factor})
 
-    def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
-        return group_mean(rewards, group_ids)
 
-
-class Grpo(DrGrpo):
+@dataclass(eq=False)
+class Grpo(_GroupMean):
     """``A_i = (r_i - mean_{j in g(i)} r_j) / (std_{j in g(i)} r_j + eps)``, GRPO (Shao et al. 2024, arXiv:2402.03300).
 
     The standard deviation has ddof = 1 and ``eps = 1e-4``, as in TRL. With ``over="batch"`` it is that of all rewards
@@ -62,15 +67,10 @@ class Grpo(DrGrpo):
         ValueError: a parameter out of its range.
     """
 
-    scales: bool = True
-
-    def __init__(self, eps: float = 1e-4, over: Over = "group") -> None:
-        if not eps > 0:
-            raise ValueError(f"grpo: eps must be positive, got {eps}: a group with equal rewards has std 0.")
-        check_choice("grpo", "over", over, Over)
-        super().__init__()
-        self.eps = eps
-        self.over = over
+    # A group with equal rewards has a standard deviation of 0.
+    eps: Positive = 1e-4
+    over: Over = "group"
+    scales = True
 
     def scale(self, rewards: Tensor, group_ids: Tensor) -> Tensor | None:
         return group_std(rewards, group_ids if self.over == "group" else torch.zeros_like(group_ids))
@@ -85,7 +85,8 @@ class Rloo(CenterScale):
         return leave_one_out_mean(rewards, group_ids)
 
 
-class MaxRl(DrGrpo):
+@dataclass(eq=False)
+class MaxRl(_GroupMean):
     """``A_i = (r_i - m) / (m + eps)``, m the mean of the prompt's rollouts, MaxRL (arXiv:2602.02710).
 
     For 0/1 rewards it raises ``log p``, the likelihood of a right answer, in place of p: hard prompts count more. It is
@@ -97,14 +98,10 @@ class MaxRl(DrGrpo):
     refused.
     """
 
-    reads_kl: bool = False
-    scales: bool = True
-
-    def __init__(self, eps: float = 1e-6) -> None:
-        super().__init__()
-        if not eps > 0:
-            raise ValueError(f"max_rl: eps must be positive, got {eps}: a group without a success has the mean 0.")
-        self.eps = eps
+    # A group without a success has the mean 0.
+    eps: Positive = 1e-6
+    reads_kl = False
+    scales = True
 
     def scale(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         mean = group_mean(rewards, group_ids)
@@ -153,6 +150,7 @@ class Gdpo(Baseline):
         return Advantages(values=values, baseline=baseline, metrics={"undefined": share})
 
 
+@dataclass(eq=False)
 class PassAtK(CenterScale):
     """Advantages under which training raises pass@k, the chance that one of k rollouts is right.
 
@@ -178,22 +176,20 @@ class PassAtK(CenterScale):
         ValueError: a parameter out of its range.
     """
 
-    uses_own_reward: bool = True
-    # Of the default form and k, as the next one.
-    min_group_size: int = 3
-    reads_kl: bool = False
-    scales: bool = True
+    k: OneOrMore = 2
+    form: Form = "analytic"
+    threshold: float = 0.5
+    uses_own_reward = True
+    # Of the default form and k, as the next ones.
+    min_group_size = 3
+    reads_kl = False
+    scales = True
 
-    def __init__(self, k: int = 2, form: Form = "analytic", threshold: float = 0.5) -> None:
-        check_choice("pass_at_k", "form", form, Form)
-        if k < 1:
-            raise ValueError(f"pass_at_k: k must be at least 1, got {k}.")
-        self.k = k
-        self.form = form
-        self.threshold = threshold
-        self.min_group_size = k + 1 if form == "analytic" else 2
-        self.reads_kl = form == "leave_one_out"
-        self.scales = form == "analytic"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.min_group_size = self.k + 1 if self.form == "analytic" else 2
+        self.reads_kl = self.form == "leave_one_out"
+        self.scales = self.form == "analytic"
 
     def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         """``r_i - A_i``, so that what is left is the advantage."""
@@ -302,6 +298,7 @@ def _variance(moments: Moments) -> float:
     return moments[2] / (moments[0] - 1) if moments[0] > 1 else 0.0
 
 
+@dataclass(eq=False)
 class Ebpo(CenterScale):
     """``A_i = (a_i - mean a) / (std a + eps)``, ``a_i = r_i - (1 - S_g) m_g - S_g mu``, EBPO (arXiv:2602.05165).
 
@@ -326,15 +323,15 @@ class Ebpo(CenterScale):
         ValueError: eps <= 0.
     """
 
-    min_group_size: int = 2
-    uses_own_reward: bool = True
-    scales: bool = True
+    # Equal advantages have a deviation of 0.
+    eps: Positive = 1e-6
+    min_group_size = 2
+    uses_own_reward = True
+    scales = True
     kept = ("rewards", "means")
 
-    def __init__(self, eps: float = 1e-6) -> None:
-        if not eps > 0:
-            raise ValueError(f"ebpo: eps must be positive, got {eps}: equal advantages have a deviation of 0.")
-        self.eps = eps
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.rewards = self.means = _NOTHING
 
     def _moments(self, rewards: Tensor, group_ids: Tensor) -> tuple[Moments, Moments]:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from basis_rl.baselines.base import check_state_keys, less_baseline, mean_of_others, where_scorable, with_room
+from basis_rl.baselines.basis import Epsilon
 from basis_rl.baselines.optimal import Target
 from basis_rl.baselines.reward_range import RangedBelief
 from basis_rl.functional import history as equations
 from basis_rl.functional.regression import hashed_words, logistic_posterior, predicted_logits
-from basis_rl.registry import check_choice
+from basis_rl.registry import Bounds, NotNegative, Positive
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
 
 Prior = Literal["flat", "text"]
 Belief = Literal["beta", "gaussian"]
+PriorVariance = Annotated[float, Bounds("above 0, at most 10,000", lambda x: 0 < x <= 10_000)]
+Deviations = Annotated[float, Bounds("of at least 0 and finite", lambda x: 0 <= x < math.inf)]
 # Variance of the shift before the first reward: so wide that only the grid bounds it.
 _UNKNOWN_SHIFT = 100.0
 # Weights of the drifts remember about 1 / (1 - 0.97) = 33 batches: a run may stand still first and move later.
@@ -35,6 +39,7 @@ _SHARES = (0.0, 0.5, 0.75)
 NO_TEXTS: Mapping[str, str] = {}
 
 
+@dataclass(eq=False)
 class BasisHistory(RangedBelief):
     """``A_i = r_i - b(V_i)``, ``V_i`` from a belief about prompt i that every reward of the run has sharpened.
 
@@ -83,69 +88,50 @@ class BasisHistory(RangedBelief):
         ValueError: a parameter out of its range, or a table that cannot be read.
     """
 
+    values: ValueTable | str | Path | None = None
+    smoothing: Positive = 0.5
+    epsilon: Epsilon = 1e-6
+    accept_mismatch: bool = False
+    drift: NotNegative | Literal["auto"] = "auto"
+    shift_drift: NotNegative = 0.02
+    prior_variance: PriorVariance = 4.0
+    prior: Prior = "flat"
+    belief: Belief = "beta"
+    lcb: Deviations = 0.0
+    target: Target = "optimal"
+    fixed_range: Sequence[float] | None = None
+    ev_gate: bool = False
     kept = ("log_weights", "shift_mean", "shift_variance", "step", "range.ends", "optimal.moments", "gate.variances")
 
-    def __init__(
-        self,
-        values: ValueTable | str | Path | None = None,
-        smoothing: float = 0.5,
-        epsilon: float = 1e-6,
-        accept_mismatch: bool = False,
-        drift: float | Literal["auto"] = "auto",
-        shift_drift: float = 0.02,
-        prior_variance: float = 4.0,
-        prior: Prior = "flat",
-        belief: Belief = "beta",
-        lcb: float = 0.0,
-        target: Target = "optimal",
-        fixed_range: Sequence[float] | None = None,
-        ev_gate: bool = False,
-    ) -> None:
-        bad_drift = drift != "auto" if isinstance(drift, str) else not drift >= 0
-        bad_prior = not 0 < prior_variance <= 10_000
-        if smoothing <= 0 or not 0 < epsilon < 0.5 or bad_drift or shift_drift < 0 or bad_prior:
-            given = f"{smoothing}, {epsilon}, {drift}, {shift_drift}, {prior_variance}"
-            needs = "smoothing > 0, 0 < epsilon < 0.5, drift >= 0 or 'auto', shift_drift >= 0"
-            raise ValueError(f"basis_history: needs {needs}, 0 < prior_variance <= 10000, got {given}.")
-        check_choice("basis_history", "prior", prior, Prior)
-        check_choice("basis_history", "belief", belief, Belief)
-        if prior == "text" and values is not None:
+    def __post_init__(self) -> None:
+        if self.prior == "text" and self.values is not None:
             both = "prior 'text' is for prompts whose values are not known, and a value table has those of all prompts"
             raise ValueError(f"basis_history: {both}. Leave out one of the two.")
-        if not 0 <= lcb < math.inf:
-            raise ValueError(f"basis_history: lcb must be at least 0 and finite, got {lcb}.")
-        super().__init__("basis_history", values, accept_mismatch, fixed_range)
-        self.prior = prior
-        self.belief = belief
-        self.lcb = lcb
-        self._set_target("basis_history", target, ev_gate=ev_gate)
-        self.text_prior = TextPrior(prior_variance) if prior == "text" else None
-        shares = _SHARES if prior == "text" else (0.0,)
-        self.requires = frozenset({"prompt_texts"} if prior == "text" else ())
-        self.smoothing = smoothing
-        self.epsilon = epsilon
-        self.drift = drift
+        super().__post_init__()
+        reads_texts = self.prior == "text"
+        self.text_prior = TextPrior(self.prior_variance) if reads_texts else None
+        self.requires = frozenset({"prompt_texts"} if reads_texts else ())
+        shares = torch.tensor(_SHARES if reads_texts else (0.0,), dtype=torch.float64)
+        drift = self.drift
         drifts = equations.drift_grid() if isinstance(drift, str) else torch.tensor([drift], dtype=torch.float64)
         # One filter for each share and drift, ``(D,)`` both: all drifts of the first share, then of the next.
-        self.shares, self.drifts = torch.cartesian_prod(torch.tensor(shares, dtype=torch.float64), drifts).unbind(1)
+        self.shares, self.drifts = torch.cartesian_prod(shares, drifts).unbind(1)
         self.log_weights = torch.full_like(self.drifts, -math.log(len(self.drifts)))
-        self.shift_drift = shift_drift
-        self.prior_variance = prior_variance
         self.shifts = equations.shift_grid()
         self.shift_mean = 0.0
         self.shift_variance = _UNKNOWN_SHIFT
         self.step = 0
-        self._row = _rows(self.values.prompt_ids if self.values else [])
+        self._row = _rows(self.table.prompt_ids if self.table else [])
         # A row per prompt: ``mean_d, variance_d``, and the step at which it was last seen. It has room (`with_room`).
         self._table = self._first_beliefs()
 
     def _first_beliefs(self) -> Tensor:
         """The rows of the prompts that the value table knows."""
         mean = variance = torch.zeros(len(self._row), dtype=torch.float64)
-        if self.values is not None:
-            p = self.values.tilt(self.values.prompt_ids, self.smoothing)(torch.tensor([torch.inf]))[0][0]
+        if self.table is not None:
+            p = self.table.tilt(self.table.prompt_ids, self.smoothing)(torch.tensor([torch.inf]))[0][0]
             mean = torch.logit(p)
-            counts = self.values.counts(self.values.prompt_ids) + 2 * self.smoothing
+            counts = self.table.counts(self.table.prompt_ids) + 2 * self.smoothing
             variance = 1.0 / (counts * p * (1 - p))
         filters = len(self.drifts)
         known = [mean.repeat(filters, 1), variance.repeat(filters, 1), torch.zeros_like(mean)[None]]

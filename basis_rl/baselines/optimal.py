@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from torch.nn.utils.rnn import pad_sequence
 from basis_rl.baselines.base import Baseline
 from basis_rl.baselines.gate import VarianceGate
 from basis_rl.functional.energy import align, unalign, weighted_moments, weighted_regression
-from basis_rl.registry import check_choice
 from basis_rl.types import RolloutBatch
 
 Target = Literal["value", "optimal", "optimal_token"]
@@ -52,16 +51,11 @@ class OptimalBaseline:
     ``constant``); ``learnt_from``, the rollouts behind it.
 
     Args:
-        owner: its registered name, for messages.
         target: ``optimal`` or ``optimal_token``, or ``value``, with which nothing is learnt.
         degree: of the polynomial.
-
-    Raises:
-        ValueError: unknown target.
     """
 
-    def __init__(self, owner: str, target: Target, degree: int = 2) -> None:
-        check_choice(owner, "target", target, Target)
+    def __init__(self, target: Target, degree: int = 2) -> None:
         self.target = target
         self.degree = degree
         # (1 + A, d + 2, d + 2): sums of W z z' over rollouts, z = (1, V, ..., V^d, r); first of whole rollouts, then of
@@ -157,13 +151,21 @@ class OptimalBaseline:
 
 
 class TargetedBaseline(Baseline):
-    """A baseline that may aim at the least variance of the gradient instead of the value that it estimates."""
+    """A baseline that may aim at the least variance of the gradient instead of the value that it estimates.
 
-    def _set_target(self, owner: str, target: Target, degree: int = 2, ev_gate: bool = False) -> None:
-        """Build ``self.optimal`` and ``self.gate``, and declare what they need and give."""
-        self.target = target
-        self.ev_gate = ev_gate
-        self.gate = VarianceGate(ev_gate)
-        self.optimal = OptimalBaseline(owner, target, degree)
+    Class attributes:
+        target: of an `OptimalBaseline`; a parameter of subclasses.
+        ev_gate: whether there is a `VarianceGate`; a parameter of those that have one.
+        degree: of the `OptimalBaseline`.
+    """
+
+    target: Target = "value"
+    ev_gate: bool = False
+    degree: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.gate = VarianceGate(self.ev_gate)
+        self.optimal = OptimalBaseline(self.target, self.degree)
         self.learns_from = frozenset({"gradient_energies"} if self.optimal.is_on else ())
-        self.token_level = "always" if target == "optimal_token" else "never"
+        self.token_level = "always" if self.target == "optimal_token" else "never"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -11,13 +13,16 @@ from torch import Tensor
 from basis_rl.baselines.base import Baseline, less_baseline, mean_of_others, returns, where_scorable
 from basis_rl.functional.regression import ridge_predictions
 from basis_rl.functional.segments import leave_one_out_mean
+from basis_rl.registry import Bounds, OneOrMore
 from basis_rl.types import Advantages, RolloutBatch
 
 # Entropy statistics of a rollout, and the number of tokens that its end has.
 _STATISTICS = 3
 _END = 10
+Penalty = Annotated[float, Bounds("above 0 and finite", lambda x: 0 < x < math.inf)]
 
 
+@dataclass(eq=False)
 class Poise(Baseline):
     """``A_i = r_i - mean_{j != i} g(phi_j)`` over the other rollouts j of the prompt (arXiv:2605.07579, Eqs. 12, 13).
 
@@ -47,15 +52,14 @@ class Poise(Baseline):
         ValueError: a parameter out of its range.
     """
 
+    memory: OneOrMore = 4096
+    penalty: Penalty = 3.0
     requires = frozenset({"hidden_states", "entropies"})
     reads_kl = True
     kept = ("seen", "crossed", "own")
 
-    def __init__(self, memory: int = 4096, penalty: float = 3.0) -> None:
-        if memory < 1 or not 0 < penalty < math.inf:
-            raise ValueError(f"poise: needs memory >= 1 and a finite penalty > 0, got {memory}, {penalty}.")
-        self.memory = memory
-        self.penalty = penalty
+    def __post_init__(self) -> None:
+        super().__post_init__()
         # Of the last rollouts: features (M, 2 H + 3), mean return of the others and own return, NaN if there is none.
         # A tensor without a width can be joined with rows of any.
         self.seen = torch.zeros(0)

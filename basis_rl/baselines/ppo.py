@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from basis_rl.baselines.base import LearnedBaseline, Learning, TokenLevel, TokenLoss, mean_of_others, scorable_rows
+from basis_rl.baselines.base import LearnedBaseline, Learning, TokenLoss, mean_of_others, scorable_rows
 from basis_rl.baselines.gate import VarianceGate
 from basis_rl.functional.gae import clipped_value_loss, explained_variance, gae, length_adaptive_lam
 from basis_rl.functional.packing import Packing
+from basis_rl.registry import OneOrMore, Positive, PositiveShare, Share, WholeNumber
 from basis_rl.types import Advantages, RolloutBatch
 
 _HEAD_RATE = 1e-3
@@ -20,6 +21,7 @@ _HEAD_RATE = 1e-3
 _TOKEN_MIXER = re.compile(r"(Attention\d*|DeltaNet|Mixer|MambaLayer|ShortConv(olution)?|RecurrentBlock)$")
 
 
+@dataclass(eq=False)
 class Ppo(LearnedBaseline):
     """``A_t = sum_l (gamma lam)^l delta_{t+l}`` (`basis_rl.functional.gae.gae`) with a learned ``V``. G >= 1.
 
@@ -60,66 +62,42 @@ class Ppo(LearnedBaseline):
         ValueError: a parameter out of its range.
     """
 
+    gamma: PositiveShare = 1.0
+    lam: Share = 1.0
+    lam_alpha: Positive | None = None
+    critic_lam: Share | None = None
+    cliprange_value: Positive | None = 0.5
+    critic_model: str | None = None
+    critic_learning_rate: Positive | None = None
+    critic_epochs: OneOrMore = 1
+    critic_warmup_steps: WholeNumber = 0
+    critic_freeze_attention: bool = False
+    whiten_advantages: bool = True
+    ev_gate: bool = False
     requires = LearnedBaseline.requires | {"turn_rewards"}
     # Whitening subtracts a mean in which the own reward is.
-    uses_own_reward: bool = True
-    reads_kl: bool = True
-    token_level: TokenLevel = "always"
+    uses_own_reward = True
+    reads_kl = True
+    token_level = "always"
     kept = ("gate.variances",)
     # The learning rate of a value model, if none is given.
-    model_rate: float = 1e-5
+    model_rate: ClassVar[float] = 1e-5
 
-    def __init__(
-        self,
-        gamma: float = 1.0,
-        lam: float = 1.0,
-        lam_alpha: float | None = None,
-        critic_lam: float | None = None,
-        cliprange_value: float | None = 0.5,
-        critic_model: str | None = None,
-        critic_learning_rate: float | None = None,
-        critic_epochs: int = 1,
-        critic_warmup_steps: int = 0,
-        critic_freeze_attention: bool = False,
-        whiten_advantages: bool = True,
-        ev_gate: bool = False,
-    ) -> None:
-        own = type(self).__name__.lower()
-        for name, value, least in (("gamma", gamma, 1e-9), ("lam", lam, 0.0), ("critic_lam", critic_lam, 0.0)):
-            if value is not None and not least <= value <= 1:
-                raise ValueError(f"{own}: {name} must be between 0 and 1, got {value}.")
-        positive = {"cliprange_value": cliprange_value, "critic_learning_rate": critic_learning_rate}
-        for name, number in (positive | {"lam_alpha": lam_alpha}).items():
-            if number is not None and not number > 0:
-                raise ValueError(f"{own}: {name} must be positive, or left out, got {number}.")
-        if critic_epochs < 1 or critic_warmup_steps < 0:
-            given = f"{critic_epochs} and {critic_warmup_steps}"
-            raise ValueError(f"{own}: needs critic_epochs >= 1 and critic_warmup_steps >= 0, got {given}.")
-        if critic_freeze_attention and critic_model is None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.critic_freeze_attention and self.critic_model is None:
             raise ValueError(
-                f"{own}: critic_freeze_attention needs a value model, but critic_model is null. Set critic_model: "
-                "policy, or critic_freeze_attention: false."
+                f"{type(self).__name__}: critic_freeze_attention needs a value model, but critic_model is null. Set "
+                "critic_model: policy, or critic_freeze_attention: false."
             )
-        self.gamma = gamma
-        self.lam = lam
-        self.lam_alpha = lam_alpha
-        self.critic_lam = lam if critic_lam is None else critic_lam
-        self.cliprange_value = cliprange_value
-        self.critic_model = critic_model
-        self.critic_learning_rate = critic_learning_rate or (self.model_rate if critic_model else _HEAD_RATE)
-        self.critic_epochs = critic_epochs
-        self.critic_warmup_steps = critic_warmup_steps
-        self.critic_freeze_attention = critic_freeze_attention
-        self.whiten_advantages = whiten_advantages
-        self.ev_gate = ev_gate
-        self.gate = VarianceGate(ev_gate)
-        self.scales = whiten_advantages
-        self.uses_own_reward = whiten_advantages
-        self.reads_hidden_states = critic_model is None
+        self.gate = VarianceGate(self.ev_gate)
+        self.scales = self.uses_own_reward = self.whiten_advantages
+        self.reads_hidden_states = self.critic_model is None
 
     @property
     def learning(self) -> Learning:
-        return Learning(rate=self.critic_learning_rate, epochs=self.critic_epochs)
+        rate = self.critic_learning_rate or (self.model_rate if self.critic_model else _HEAD_RATE)
+        return Learning(rate=rate, epochs=self.critic_epochs)
 
     def build_module(self, policy: Any, tokenizer: Any) -> nn.Module:
         if self.critic_model is None:
@@ -192,7 +170,8 @@ class Ppo(LearnedBaseline):
         self.gate.learn(values, values + estimate, counts)
 
     def loss(self, predicted: Tensor, batch: RolloutBatch) -> TokenLoss:
-        values, estimate, counts = self._estimate(batch, self.critic_lam)
+        lam = self.lam if self.critic_lam is None else self.critic_lam
+        values, estimate, counts = self._estimate(batch, lam)
         old, targets, counts = (x.to(predicted.device) for x in (values.float(), (values + estimate).float(), counts))
         loss, clipped = clipped_value_loss(predicted, old, targets, self.cliprange_value)
         metrics = {"value_loss": loss.detach(), "value_clip_fraction": clipped}

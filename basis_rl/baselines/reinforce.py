@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -11,10 +12,11 @@ from basis_rl.baselines.base import Baseline, CenterScale, less_baseline, return
 from basis_rl.baselines.optimal import Target, TargetedBaseline
 from basis_rl.functional.gae import reward_to_go
 from basis_rl.functional.segments import group_mean, segment_count
-from basis_rl.registry import check_choice
+from basis_rl.registry import Bounds, Positive
 from basis_rl.types import Advantages, RolloutBatch
 
 Over = Literal["samples", "tokens"]
+Ends = Annotated[tuple[float, float], Bounds("with the smaller one first", lambda ends: ends[0] < ends[1])]
 
 
 class NoBaseline(CenterScale):
@@ -24,6 +26,7 @@ class NoBaseline(CenterScale):
         return torch.zeros_like(rewards)
 
 
+@dataclass(eq=False)
 class BatchMean(CenterScale, TargetedBaseline):
     """``A_i = r_i - (1/N) sum_j r_j``, the mean over all scored rollouts of the batch, the own one included.
 
@@ -38,11 +41,10 @@ class BatchMean(CenterScale, TargetedBaseline):
         ValueError: unknown target.
     """
 
-    uses_own_reward: bool = True
+    target: Target = "value"
+    uses_own_reward = True
     kept = ("optimal.moments",)
-
-    def __init__(self, target: Target = "value") -> None:
-        self._set_target("batch_mean", target, degree=0)
+    degree = 0
 
     def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         return group_mean(rewards, torch.zeros_like(group_ids))
@@ -59,6 +61,7 @@ class BatchMean(CenterScale, TargetedBaseline):
         self.optimal.learn(batch.rewards.double(), returns(batch), batch)
 
 
+@dataclass(eq=False)
 class ReinforcePP(Baseline):
     """``A_t = (G_t - mean) / (std + eps)`` over the global batch, ``G_t = r - sum_{j >= t} KL_j`` (Eqs. 4, 5). G >= 1.
 
@@ -78,22 +81,14 @@ class ReinforcePP(Baseline):
         ValueError: a parameter out of its range.
     """
 
-    uses_own_reward: bool = True
-    reads_kl: bool = True
-    scales: bool = True
+    over: Over = "samples"
+    # Equal returns have a standard deviation of 0.
+    eps: Positive = 1e-8
+    reward_clip: Ends | None = None
+    uses_own_reward = True
+    reads_kl = True
+    scales = True
     token_level = "with_kl"
-
-    def __init__(
-        self, over: Over = "samples", eps: float = 1e-8, reward_clip: tuple[float, float] | None = None
-    ) -> None:
-        check_choice(type(self).__name__, "over", over, Over)
-        if not eps > 0:
-            raise ValueError(f"{type(self).__name__}: eps must be positive, got {eps}: equal returns have std 0.")
-        if reward_clip is not None and not (len(reward_clip) == 2 and reward_clip[0] < reward_clip[1]):
-            raise ValueError(f"{type(self).__name__}: reward_clip must be (low, high), low < high, got {reward_clip}.")
-        self.over = over
-        self.eps = eps
-        self.reward_clip = reward_clip
 
     def reshape(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         """``(N,)`` what is subtracted from the reward before normalisation; NaN where it is undefined."""

@@ -96,24 +96,21 @@ class RewardRange:
 class RangedBelief(TargetedBaseline):
     """A baseline that believes something about the values of prompts, on a `RewardRange`; a value table may start it.
 
-    Args:
-        owner: its registered name, for messages.
+    Class attributes, which are parameters of subclasses:
         values: a table, its folder or Hub id, or None.
         accept_mismatch: use the table although it was built for another model, template, reward or sampling.
         fixed_range: of the rewards, by the user; see `RewardRange`.
     """
 
-    def __init__(
-        self,
-        owner: str,
-        values: ValueTable | str | Path | None = None,
-        accept_mismatch: bool = False,
-        fixed_range: Sequence[float] | None = None,
-    ) -> None:
-        self.values = values if isinstance(values, ValueTable) or values is None else ValueTable.load(values)
-        self.accept_mismatch = accept_mismatch
-        self.fixed_range = fixed_range
-        self.range = RewardRange(owner, fixed_range, self.values.reward_range if self.values else None)
+    values: ValueTable | str | Path | None = None
+    accept_mismatch: bool = False
+    fixed_range: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.values = self.table = None if self.values is None else ValueTable.of(self.values)
+        declared = None if self.table is None else self.table.reward_range
+        self.range = RewardRange(type(self).__name__, self.fixed_range, declared)
 
     @property
     def reward_range(self) -> Ends:
@@ -121,5 +118,5 @@ class RangedBelief(TargetedBaseline):
 
     def validate(self, run: RunContext) -> None:
         self.range.declare(run.reward_range)
-        if self.values is not None:
-            self.values.check(run, accept_mismatch=self.accept_mismatch)
+        if self.table is not None:
+            self.table.check(run, accept_mismatch=self.accept_mismatch)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from basis_rl.baselines.ppo import Ppo
+from basis_rl.registry import OneOrMore, Positive, Share, WholeNumber
 
 
+@dataclass(eq=False)
 class Sao(Ppo):
     """`ppo` with the settings of Single-rollout Asynchronous Optimization. G = 1 in the paper, >= 1 here.
 
@@ -25,32 +29,11 @@ class Sao(Ppo):
     Other arguments, metrics and errors are those of `basis_rl.baselines.ppo.Ppo`.
     """
 
-    model_rate: float = 5e-6
-
-    def __init__(
-        self,
-        gamma: float = 1.0,
-        lam_alpha: float = 1.5,
-        critic_lam: float = 1.0,
-        cliprange_value: float | None = 0.5,
-        critic_model: str | None = "policy",
-        critic_learning_rate: float | None = None,
-        critic_epochs: int = 2,
-        critic_warmup_steps: int = 10,
-        critic_freeze_attention: bool = True,
-        whiten_advantages: bool = True,
-        ev_gate: bool = False,
-    ) -> None:
-        super().__init__(
-            gamma=gamma,
-            lam_alpha=lam_alpha,
-            critic_lam=critic_lam,
-            cliprange_value=cliprange_value,
-            critic_model=critic_model,
-            critic_learning_rate=critic_learning_rate,
-            critic_epochs=critic_epochs,
-            critic_warmup_steps=critic_warmup_steps,
-            critic_freeze_attention=critic_freeze_attention,
-            whiten_advantages=whiten_advantages,
-            ev_gate=ev_gate,
-        )
+    lam: Share = field(default=1.0, init=False)
+    lam_alpha: Positive = 1.5
+    critic_lam: Share = 1.0
+    critic_model: str | None = "policy"
+    critic_epochs: OneOrMore = 2
+    critic_warmup_steps: WholeNumber = 10
+    critic_freeze_attention: bool = True
+    model_rate = 5e-6

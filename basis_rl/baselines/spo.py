@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from basis_rl.baselines.base import less_baseline, mean_of_others, scorable_rows, where_scorable
 from basis_rl.baselines.optimal import Target
 from basis_rl.baselines.reward_range import RangedBelief
+from basis_rl.registry import PositiveShare
 from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values.table import ValueTable
 
@@ -19,6 +21,7 @@ from basis_rl.values.table import ValueTable
 _MIDDLE = 0.92
 
 
+@dataclass(eq=False)
 class Spo(RangedBelief):
     """``A_i = (r_i - v_i - mean) / (std + eps)`` over the batch, ``v = alpha / (alpha + beta)`` (arXiv:2509.13232).
 
@@ -51,32 +54,25 @@ class Spo(RangedBelief):
         ValueError: a parameter out of its range, or a table that cannot be read.
     """
 
+    values: ValueTable | str | Path | None = None
+    forgetting: PositiveShare | Literal["kl"] = _MIDDLE
+    normalize: bool = True
+    target: Target = "value"
+    accept_mismatch: bool = False
+    fixed_range: Sequence[float] | None = None
+    ev_gate: bool = False
     kept = ("trackers", "range.ends", "optimal.moments", "gate.variances")
 
-    def __init__(
-        self,
-        values: ValueTable | str | Path | None = None,
-        forgetting: float | Literal["kl"] = _MIDDLE,
-        normalize: bool = True,
-        target: Target = "value",
-        accept_mismatch: bool = False,
-        fixed_range: Sequence[float] | None = None,
-        ev_gate: bool = False,
-    ) -> None:
-        if forgetting != "kl" if isinstance(forgetting, str) else not 0 < forgetting <= 1:
-            raise ValueError(f"spo: forgetting must be a number in (0, 1] or 'kl', got {forgetting!r}.")
-        super().__init__("spo", values, accept_mismatch, fixed_range)
-        self.forgetting = forgetting
-        self.normalize = normalize
-        self._set_target("spo", target, ev_gate=ev_gate)
-        self.requires = frozenset({"log_probs"} if forgetting == "kl" else ())
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.requires = frozenset({"log_probs"} if self.forgetting == "kl" else ())
         # The batch's mean and deviation contain the own reward.
-        self.uses_own_reward = self.scales = normalize
+        self.uses_own_reward = self.scales = self.normalize
         # Per prompt alpha, beta, and the mean log-probability of its last rollouts in this run (NaN before any).
         self.trackers: dict[str, tuple[float, float, float]] = {}
-        if self.values is not None:
-            start = self.values.tilt(self.values.prompt_ids, 0.5)(torch.tensor([torch.inf]))[0][0]
-            for name, v in zip(self.values.prompt_ids, start.tolist(), strict=True):
+        if self.table is not None:
+            start = self.table.tilt(self.table.prompt_ids, 0.5)(torch.tensor([torch.inf]))[0][0]
+            for name, v in zip(self.table.prompt_ids, start.tolist(), strict=True):
                 self.trackers[name] = (8.0 * v, 8.0 * (1 - v), float("nan"))
 
     def _tracked(self, prompt_ids: Sequence[str]) -> Tensor:

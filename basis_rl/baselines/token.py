@@ -6,6 +6,7 @@ rollouts that are still alive at action t, by default weighted with the energy t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from basis_rl.baselines.base import Baseline
 from basis_rl.functional.energy import Accumulation, Tail, accumulate, align, unalign, weighted_baseline
 from basis_rl.functional.gae import reward_to_go
-from basis_rl.registry import check_choice
+from basis_rl.registry import Positive
 from basis_rl.types import Advantages, RolloutBatch
 
 Form = Literal["sequence", "token"]
@@ -49,16 +50,14 @@ class EnergyBaseline(Baseline):
     reads_kl: bool = True
     accumulation: Accumulation = "cumulative"
     length_energy: ClassVar[bool] = False
+    tail: Tail = "zero"
+    max_rollout_weight: Positive | None = None
 
-    def __init__(self, tail: Tail = "zero", max_rollout_weight: float | None = None) -> None:
-        check_choice(type(self).__name__, "tail", tail, Tail)
-        if max_rollout_weight is not None and not max_rollout_weight > 0:
-            raise ValueError(f"{type(self).__name__}: max_rollout_weight must be positive, got {max_rollout_weight}.")
-        self.tail: Tail = tail
-        self.max_rollout_weight = max_rollout_weight
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.token_level = "never" if self.accumulation == "total" else "always"
         needs = set() if self.length_energy else {"energies"}
-        needs |= {"rollout_weights"} if max_rollout_weight is not None else set()
+        needs |= {"rollout_weights"} if self.max_rollout_weight is not None else set()
         # Baselines of whole rollouts need only the sum.
         self.requires = frozenset(needs | (set() if self.accumulation == "total" else {"turn_rewards"}))
 
@@ -94,25 +93,29 @@ class EnergyBaseline(Baseline):
         return Advantages(values=unalign(values, mask), baseline=unalign(baseline, mask), metrics=metrics)
 
 
+@dataclass(eq=False)
 class OptimalTokenBaseline(EnergyBaseline):
     """OTB: the energy gathered up to t as the weight, Eq. 8."""
 
+    tail: Tail = "zero"
+    max_rollout_weight: Positive | None = None
 
-class IsolatedEnergy(EnergyBaseline):
+
+class IsolatedEnergy(OptimalTokenBaseline):
     """The energy of token t alone as the weight, Eq. 52 (App. C.7)."""
 
-    accumulation: Accumulation = "isolated"
+    accumulation = "isolated"
 
 
+@dataclass(eq=False)
 class OptimalGlobalBaseline(EnergyBaseline):
     """OGB: ``b = sum_i R^i W^i / sum_i W^i``, W the total energy, R the whole return; one value per rollout, Eq. 21."""
 
-    accumulation: Accumulation = "total"
-
-    def __init__(self, max_rollout_weight: float | None = None) -> None:
-        super().__init__(max_rollout_weight=max_rollout_weight)
+    max_rollout_weight: Positive | None = None
+    accumulation = "total"
 
 
+@dataclass(eq=False)
 class Opo(EnergyBaseline):
     """OPO (Hao et al. 2025, arXiv:2505.23585): the length in place of the energy.
 
@@ -123,10 +126,10 @@ class Opo(EnergyBaseline):
         ValueError: unknown `form` or `tail`.
     """
 
-    length_energy: ClassVar[bool] = True
+    form: Form = "sequence"
+    tail: Tail = "zero"
+    length_energy = True
 
-    def __init__(self, form: Form = "sequence", tail: Tail = "zero") -> None:
-        check_choice("Opo", "form", form, Form)
-        self.form = form
-        self.accumulation = "total" if form == "sequence" else "cumulative"
-        super().__init__(tail)
+    def __post_init__(self) -> None:
+        self.accumulation = "total" if self.form == "sequence" else "cumulative"
+        super().__post_init__()

@@ -6,6 +6,7 @@ the tokens, ratios far from 1, advantages of tokens) and says which promises (`b
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basis_rl.conformance.promises import PromiseError, check_promises, close, require
+from basis_rl.conformance.promises import PromiseError, check_promises, close, require, require_unwritten
 from basis_rl.functional.objectives import aggregate
 from basis_rl.objectives import AnyObjective, build_objective, objective_name
 from basis_rl.objectives.base import LossInputs, LossOutputs, LossSettings, Objective
@@ -42,17 +43,23 @@ def example_inputs(objective: Objective, *, seed: int = 0, token_advantages: boo
     mask[0, 2] = mask[2, 3] = False
     log_probs = -normal(m, t).abs()
     old = log_probs.clone() if objective.on_policy else log_probs + 0.3 * normal(m, t)
-    weights = 0.5 + torch.rand(m, t, generator=generator, dtype=torch.float64)
     return LossInputs(
         log_probs=log_probs.requires_grad_(),
         old_log_probs=old,
-        rollout_log_probs=old + 0.05 * normal(m, t),
-        rollout_weights=weights if objective.weighs_rollouts else None,
         advantages=normal(m, t) if token_advantages else normal(m),
         mask=mask,
         entropy=normal(m, t).abs(),
         settings=LossSettings(max_completion_length=t),
     )
+
+
+def reads_delta(objective: AnyObjective) -> bool:
+    """Whether `LossSettings.delta` changes its losses."""
+    if not isinstance(objective, Objective):
+        return objective.loss_type not in ("cispo", "sapo", "vespo")
+    inputs = example_inputs(objective)
+    bounded = replace(inputs, settings=replace(inputs.settings, delta=0.5))
+    return not torch.equal(objective(inputs).per_token, objective(bounded).per_token)
 
 
 def check_objective(objective: str | AnyObjective | Callable[..., Any]) -> list[str]:
@@ -143,10 +150,9 @@ class _Promises:
         self._is_reinforce(inputs, "it declares token_advantages = True, but with an advantage of each token ")
 
     def _is_reinforce(self, inputs: LossInputs, lead: str) -> None:
-        """With ratios and weights of 1 the gradient is ``c`` times that of ``-A_t log pi_t``, c > 0."""
+        """With ratios of 1 the gradient is ``c`` times that of ``-A_t log pi_t``, c > 0."""
         present = inputs.log_probs.detach()
-        weights = None if inputs.rollout_weights is None else torch.ones_like(present)
-        inputs = replace(inputs, old_log_probs=present, rollout_log_probs=present, rollout_weights=weights)
+        inputs = replace(inputs, old_log_probs=present)
         outputs = self.objective(inputs)
         plain = replace(outputs, per_token=-inputs.log_probs * inputs.token_advantages)
         (expected,) = torch.autograd.grad(_loss(plain, inputs), inputs.log_probs)
@@ -164,24 +170,13 @@ class _Promises:
         same = _close(((straight * inputs.mask)[order], shuffled * inputs.mask[order]))
         require(same, "the losses depend on the order of the rollouts")
 
-    def rollout_weights(self) -> None:
-        weights = self.inputs.rollout_weights
-        if weights is None:
-            return
-        given = (weights, torch.ones_like(weights), None)
-        inputs = [replace(self.inputs, rollout_weights=each) for each in given]
-        some, one, without = (_loss_and_gradient(self.objective, each) for each in inputs)
-        require(_close(*zip(one, without, strict=True)), "weights of 1 give another loss than no weights")
-        act = not _close((some[1], without[1]))
-        require(act, "it declares weighs_rollouts = True, but the weights do not change the gradient")
-
     def purity(self) -> None:
         inputs = self.inputs.only_actions()
-        kept = {name: x.detach().clone() for name, x in _tensors(inputs).items()}
+        kept = copy.copy(inputs)
+        vars(kept).update({name: x.detach().clone() for name, x in _tensors(inputs).items()})
         first = self.objective.function(inputs)
         second = self.objective.function(inputs)
-        changed = [name for name, x in kept.items() if not torch.equal(x, getattr(inputs, name).detach())]
-        require(not changed, f"it writes into its inputs: {', '.join(changed)}")
+        require_unwritten(kept, inputs)
         same = first.aggregation == second.aggregation and torch.equal(first.per_token, second.per_token)
         require(same, "the same inputs give other losses the second time")
         attached = [name for name, value in first.metrics.items() if value.requires_grad]

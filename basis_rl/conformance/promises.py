@@ -123,6 +123,14 @@ def close(a: Tensor, b: Tensor, within: float, *, equal_nan: bool = False) -> bo
     return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=within, atol=within, equal_nan=equal_nan)
 
 
+def require_unwritten(before: Any, after: Any, when: str = "") -> None:
+    """Raise `PromiseError` if what was given, an object with tensors, differs from the copy that was made before."""
+    for name, old in vars(before).items():
+        new = getattr(after, name)
+        same = close(old, new, 0.0, equal_nan=True) if isinstance(old, Tensor) else old == new
+        require(same, f"writes into the `{name}` that it is given{when}")
+
+
 def refusal(act: Callable[..., Any], *arguments: Any, **named: Any) -> str:
     """What the ValueError says that a call ends in; empty if there is none."""
     try:

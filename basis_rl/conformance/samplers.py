@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basis_rl.conformance.promises import PromiseError, builder, check_promises, refusal, require, require_restored
+from basis_rl.conformance.promises import PromiseError, builder, check_promises, refusal, require
 from basis_rl.samplers.base import Draw, PromptSampler
 
 _SIZE = 4
@@ -144,10 +144,3 @@ class _Promises:
         fits = isinstance(kept, Tensor) and kept.dtype == torch.bool and tuple(kept.shape) == (3,)
         require(fits, "must return one bool per group from `keeps`")
         require(kept[0], "refuses a group with different rewards in `keeps`: a batch could never be filled")
-
-    def state_round_trip(self) -> None:
-        def same(one: PromptSampler, other: PromptSampler) -> bool:
-            belief = self.beliefs["mixed"]
-            return torch.equal(_draw(one, belief).rows, _draw(other, belief).rows)
-
-        require_restored(self.sampler, self.make, same)

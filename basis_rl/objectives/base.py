@@ -43,13 +43,9 @@ class LossInputs:
         old_log_probs: ``(M, T)`` under the policy as it was when the batch was generated; equal to `log_probs`,
             without gradient, where it is still that policy, and for an objective that declares ``on_policy``. For one
             that declares ``from_rollout`` they are the engine's, where it gave them.
-        rollout_log_probs: ``(M, T)`` of the engine that sampled (vLLM), which differ by its arithmetic; those of
-            `old_log_probs` where it gave none; None without such an engine.
         advantages: ``(M,)``, or ``(M, T)`` from a baseline of tokens, if the objective declares that it takes them.
         mask: ``(M, T)`` bool, True on the tokens that the policy sampled: no padding, no output of tools.
         entropy: ``(M, T)`` of the policy at each token, in nats, with gradient.
-        rollout_weights: ``(M, T)`` truncated ``pi_old / pi_rollout`` (TRL's ``vllm_importance_sampling_*``), only for
-            an objective that declares ``weighs_rollouts``; None otherwise, and without vLLM.
         settings: of the run.
     """
 
@@ -58,8 +54,6 @@ class LossInputs:
     advantages: Tensor
     mask: Tensor
     entropy: Tensor
-    rollout_log_probs: Tensor | None = None
-    rollout_weights: Tensor | None = None
     settings: LossSettings = field(default_factory=LossSettings)
 
     @property
@@ -110,7 +104,6 @@ class Objective:
         token_advantages: whether each token's own advantage reaches its gradient. If not, the objective is refused
             with a baseline that gives an advantage to each token.
         on_policy: whether it takes the present policy for the one that sampled, so that each ratio is 1.
-        weighs_rollouts: whether its losses contain ``rollout_weights`` already. If not, the trainer multiplies by them.
         from_rollout: whether its ratios are those to the engine that sampled, of whatever step (verl's bypass mode).
             They correct for all that lies between, so there are no further weights.
         by_micro_batch: whether the losses of a rollout depend on the others of its micro-batch.
@@ -120,7 +113,6 @@ class Objective:
     function: Callable[[LossInputs], LossOutputs]
     token_advantages: bool
     on_policy: bool = False
-    weighs_rollouts: bool = False
     from_rollout: bool = False
     by_micro_batch: bool = False
 

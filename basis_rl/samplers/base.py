@@ -6,14 +6,15 @@ no collective and does not depend on the world size.
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
+
+from basis_rl.registry import Configured
 
 # Prompts whose belief is looked at for one batch; of a larger dataset a uniform part, another one for each batch. It
 # bounds the cost of a draw whatever the dataset's size, and a batch is far smaller.
@@ -110,8 +111,8 @@ class Draw:
             raise ValueError("`draw` must return its metrics as a dictionary of numbers.") from None
 
 
-class PromptSampler(ABC):
-    """Draws the prompts of each generation batch.
+class PromptSampler(Configured, ABC):
+    """Draws the prompts of each generation batch. It has no state: what is learnt is in the belief.
 
     Class attributes:
         needs_belief: whether `draw` reads a belief. An object's own may depend on its parameters.
@@ -131,14 +132,9 @@ class PromptSampler(ABC):
     correct: bool = False
     clip: tuple[float, float] = (0.1, 10.0)
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """What the object was built with, for model cards: its attributes that are named like arguments."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters if hasattr(self, name)}
-
     @abstractmethod
     def draw(self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: Generator) -> Draw:
-        """`size` different prompts. The same for equal states, arguments and states of the generator.
+        """`size` different prompts. The same for equal arguments and states of the generator.
 
         Args:
             candidates: P prompt ids, P >= size.
@@ -153,23 +149,6 @@ class PromptSampler(ABC):
     def keeps(self, rewards: Tensor) -> Tensor:
         """``(M, G) -> (M,)`` bool: the groups worth training on; others are drawn again, `max_refills` times."""
         return torch.ones(rewards.shape[0], dtype=torch.bool)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors, numbers and strings from which `load_state_dict` restores the object exactly.
-
-        No sampler of the registry has any: `draw` must not change the object and nothing else is called, since what is
-        learnt is in the belief. It is for what `__init__` makes by chance or from elsewhere, such as a file.
-        """
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`'s result.
-
-        Raises:
-            ValueError: on a missing or an unexpected key.
-        """
-        if state:
-            raise ValueError(f"{type(self).__name__} has no state, but one with the keys {sorted(state)} was saved.")
 
 
 def pool_indices(count: int, size: int, generator: Generator) -> Tensor:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import torch
 from torch import Generator, Tensor
 
 from basis_rl.functional.selection import effective_number, inclusion_probabilities, systematic_sample
-from basis_rl.registry import build
+from basis_rl.registry import Bounds, NotNegative, OneOrMore, Positive, PositiveShare, Share, build
 from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief, believed_shares, pool, shown, subset
+
+Inside = Annotated[float, Bounds("between 0 and 1", lambda x: 0 < x < 1)]
 
 
 class Uniform(PromptSampler):
@@ -63,6 +66,7 @@ class WeightedSampler(PromptSampler):
         return Draw(part[drawn], size / len(part) / chances[drawn], metrics)
 
 
+@dataclass(eq=False, kw_only=True)
 class _ByValue(WeightedSampler):
     """``w_i = f(V_i) + floor + bonus * sd_i``, sd being the standard deviation of the belief about V.
 
@@ -76,17 +80,18 @@ class _ByValue(WeightedSampler):
         ValueError: a parameter out of its range.
     """
 
-    def __init__(
-        self, floor: float = 0.01, bonus: float = 0.0, correct: bool = False, clip: Sequence[float] = (0.1, 10.0)
-    ) -> None:
-        if not floor > 0 or not bonus >= 0:
-            raise ValueError(f"{type(self).__name__} needs floor > 0 and bonus >= 0, got {floor} and {bonus}.")
-        if len(clip) != 2 or not 0 <= clip[0] <= 1 <= clip[1]:
-            raise ValueError(f"clip must be (least, largest) with 0 <= least <= 1 <= largest, got {tuple(clip)}.")
-        self.floor = floor
-        self.bonus = bonus
-        self.correct = correct
-        self.clip = (float(clip[0]), float(clip[1]))
+    floor: Positive = 0.01
+    bonus: NotNegative = 0.0
+    correct: bool = False
+    clip: tuple[float, float] = (0.1, 10.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least, largest = self.clip
+        if not 0 <= least <= 1 <= largest:
+            raise ValueError(f"clip must be (least, largest) with 0 <= least <= 1 <= largest, got {self.clip}.")
+        # In a recipe it is a list.
+        self.clip = (float(least), float(largest))
 
     @abstractmethod
     def of_value(self, mean: Tensor) -> Tensor:
@@ -106,62 +111,48 @@ class Variance(_ByValue):
         return mean * (1.0 - mean)
 
 
+@dataclass(eq=False, kw_only=True)
 class Frontier(_ByValue):
     """``w_i = (1 - V_i)^hard V_i^easy + floor``: what can be learnt but is not yet, most at V = easy / (hard + easy).
 
     With the default exponents, 1 and 1/2, that is V = 1/3: against `variance` rarely solved prompts come first.
     """
 
-    def __init__(
-        self,
-        hard: float = 1.0,
-        easy: float = 0.5,
-        floor: float = 0.02,
-        bonus: float = 0.0,
-        correct: bool = False,
-        clip: Sequence[float] = (0.1, 10.0),
-    ) -> None:
-        super().__init__(floor, bonus, correct, clip)
-        if not (hard >= 0 and easy > 0):
-            reason = "with easy = 0 impossible prompts would have the largest weights"
-            raise ValueError(f"Frontier needs hard >= 0 and easy > 0, got {hard} and {easy}: {reason}.")
-        self.hard = hard
-        self.easy = easy
+    floor: Positive = 0.02
+    hard: NotNegative = 1.0
+    # At 0 impossible prompts would have the largest weights.
+    easy: Positive = 0.5
 
     def of_value(self, mean: Tensor) -> Tensor:
         return (1.0 - mean) ** self.hard * mean**self.easy
 
 
+@dataclass(eq=False, kw_only=True)
 class SpoWeights(_ByValue):
     """``w_i = sqrt(V_i (1 - V_i)) + 0.05``, the weights of SPO (Xu and Ding 2025, arXiv 2509.13232)."""
 
-    def __init__(
-        self, floor: float = 0.05, bonus: float = 0.0, correct: bool = False, clip: Sequence[float] = (0.1, 10.0)
-    ) -> None:
-        super().__init__(floor, bonus, correct, clip)
+    floor: Positive = 0.05
 
     def of_value(self, mean: Tensor) -> Tensor:
         return (mean * (1.0 - mean)).sqrt()
 
 
+@dataclass(eq=False, kw_only=True)
 class DropSolved(_ByValue):
     """``w_i = 1`` where ``V_i <= solved``, else `floor`: every prompt alike that is not believed to be solved.
 
     Impossible prompts keep their share: use it where there are none.
     """
 
-    def __init__(
-        self, solved: float = 0.9, floor: float = 0.02, correct: bool = False, clip: Sequence[float] = (0.1, 10.0)
-    ) -> None:
-        super().__init__(floor, 0.0, correct, clip)
-        if not 0 < solved < 1 or floor > 1:
-            raise ValueError(f"DropSolved needs 0 < solved < 1 and floor <= 1, got {solved} and {floor}.")
-        self.solved = solved
+    floor: PositiveShare = 0.02
+    bonus: NotNegative = field(default=0.0, init=False)
+    solved: Inside = 0.9
 
     def of_value(self, mean: Tensor) -> Tensor:
         return (1.0 - self.floor) * (mean <= self.solved).to(mean.dtype)
 
 
+@dataclass(eq=False)
 class Thompson(PromptSampler):
     """Draws ``v_i ~ N(V_i, sd_i^2)`` from the belief about each prompt, and takes the prompts nearest to `target`.
 
@@ -180,13 +171,9 @@ class Thompson(PromptSampler):
         ValueError: a parameter out of its range.
     """
 
+    target: Share = 0.4
+    explore: PositiveShare = 0.1
     known_chances = False
-
-    def __init__(self, target: float = 0.4, explore: float = 0.1) -> None:
-        if not 0 <= target <= 1 or not 0 < explore <= 1:
-            raise ValueError(f"Thompson needs 0 <= target <= 1 and 0 < explore <= 1, got {target} and {explore}.")
-        self.target = target
-        self.explore = explore
 
     def draw(self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: Generator) -> Draw:
         assert belief is not None
@@ -226,6 +213,7 @@ DRAWING: dict[str, type[PromptSampler]] = {
 }
 
 
+@dataclass(eq=False)
 class Dynamic(PromptSampler):
     """Groups whose rewards are all equal are replaced by other prompts' (DAPO, 2503.14476, Eq. 11).
 
@@ -245,21 +233,15 @@ class Dynamic(PromptSampler):
         ValueError: `max_refills` is not a whole number >= 1, or `sampler` cannot be built.
     """
 
-    def __init__(
-        self,
-        max_refills: int = 4,
-        sampler: str | PromptSampler | None = None,
-        sampler_kwargs: Mapping[str, object] | None = None,
-    ) -> None:
-        if type(max_refills) is not int or max_refills < 1:
-            needs = "dynamic needs a whole number max_refills >= 1"
-            raise ValueError(f"{needs}, got {max_refills}; without refills take 'uniform'.")
-        self.max_refills = max_refills
-        self.sampler = sampler
-        self.sampler_kwargs = sampler_kwargs
-        drawing: Any = sampler or "uniform"
+    max_refills: OneOrMore = 4
+    sampler: str | PromptSampler | None = None
+    sampler_kwargs: Mapping[str, object] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        drawing: Any = self.sampler or "uniform"
         if isinstance(drawing, str):
-            drawing = build("sampler", DRAWING, PromptSampler, drawing, dict(sampler_kwargs or {}))
+            drawing = build("sampler", DRAWING, PromptSampler, drawing, dict(self.sampler_kwargs or {}))
         self.drawing: PromptSampler = drawing
         self.needs_belief = self.drawing.needs_belief
         # A run refuses `correct` here: the chances of a prompt that replaces another are not known.
@@ -274,9 +256,3 @@ class Dynamic(PromptSampler):
         least = torch.where(scored, rewards, torch.inf).amin(dim=1)
         largest = torch.where(scored, rewards, -torch.inf).amax(dim=1)
         return largest > least
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.drawing.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.drawing.load_state_dict(state)

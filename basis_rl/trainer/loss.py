@@ -80,7 +80,7 @@ class PolicyLoss:
         outputs = self.own(given)
         factor = masks(given)
         ratio = inputs.get("importance_sampling_ratio")
-        if ratio is not None and not (self.own.weighs_rollouts or self.own.from_rollout):
+        if ratio is not None and not self.own.from_rollout:
             factor = factor * ratio
         loss = self._aggregated(inputs, outputs.per_token * factor, outputs.aggregation, accumulation)
         metrics: dict[str, float] = {}
@@ -154,13 +154,11 @@ def loss_inputs(
     old = inputs.get("old_per_token_logps")
     old = log_probs.detach() if old is None else old
     sampled = inputs.get("sampling_per_token_logps")
-    known = None if sampled is None else torch.where(sampled.isnan(), old, sampled)
-    ratio = inputs.get("importance_sampling_ratio")
+    if objective.from_rollout and sampled is not None:
+        old = torch.where(sampled.isnan(), old, sampled)
     return LossInputs(
         log_probs=log_probs,
-        old_log_probs=known if objective.from_rollout and known is not None else old,
-        rollout_log_probs=known,
-        rollout_weights=ratio.expand(log_probs.shape) if objective.weighs_rollouts and ratio is not None else None,
+        old_log_probs=old,
         advantages=inputs["advantages"],
         mask=action_mask(inputs).bool(),
         entropy=entropy,

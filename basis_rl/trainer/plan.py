@@ -30,6 +30,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 
 from basis_rl.baselines import BASELINES, Baseline, DrGrpo, Gdpo, Grpo, LearnedBaseline, NoBaseline, baseline_name
 from basis_rl.conformance.baselines import try_ragged
+from basis_rl.conformance.objectives import reads_delta
 from basis_rl.data import problem_text
 from basis_rl.data.prompts import IMAGES, TAKEN, seed_rows
 from basis_rl.engine import Sampling
@@ -440,6 +441,19 @@ def check_bypass(plan: Plan) -> None:
         )
 
 
+def check_bounds(plan: Plan) -> None:
+    """Bounds of ratios are set only where something reads them, and do not reject everything."""
+    args = plan.args
+    if args.vllm_importance_sampling_mode == "seq_mean_k3" and (args.vllm_importance_sampling_clip_min or 0) > 0:
+        raise ValueError(
+            "vllm_importance_sampling_clip_min above 0 with vllm_importance_sampling_mode: seq_mean_k3 rejects every "
+            "rollout of the present policy, whose k3 is 0. Leave the minimum out."
+        )
+    if args.delta is not None and not reads_delta(plan.objective):
+        name = objective_name(plan.objective)
+        raise ValueError(f"Objective '{name}' does not read delta, which would change nothing. Leave delta out.")
+
+
 def check_greedy(plan: Plan) -> None:
     """The trainer can generate a greedy rollout, if the baseline compares with one."""
     own = _given(plan, "environment_factory", "rollout_func")
@@ -551,6 +565,7 @@ OF_SETTINGS: tuple[Check, ...] = (
     check_baseline_needs,
     check_greedy,
     objective_for_tokens,
+    check_bounds,
     check_bypass,
     lambda plan: check_token_budget(plan.args, plan.objective),
     check_sampler_needs,

@@ -363,7 +363,6 @@ class Selection:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "sampler": self.sampler.state_dict(),
             "belief": self.own_belief.state_dict() if self.own_belief is not None else None,
             "seen": self.seen.clone(),
             "draws": {
@@ -373,7 +372,6 @@ class Selection:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`'s result. If the baseline of the saved run was the belief, there is none to restore."""
-        self.sampler.load_state_dict(state["sampler"])
         if self.own_belief is not None and state["belief"] is not None:
             self.own_belief.load_state_dict(state["belief"])
         self.seen = state["seen"].clone()

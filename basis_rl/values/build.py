@@ -16,14 +16,14 @@ import torch
 from datasets import Dataset
 from tqdm import tqdm
 
-from basis_rl.engine import Completion, Sampling, prompt_tokens
+from basis_rl.engine import Completion, Sampling, ServersLost, prompt_tokens
 from basis_rl.engine.client import request_seed
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.rewards.base import read_columns
 from basis_rl.rewards.call import call
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
 from basis_rl.values.shards import Record, Shards, begun
-from basis_rl.values.sources import Source, ahead, pack
+from basis_rl.values.sources import Drawing, Source, pack
 from basis_rl.values.table import ValueTable
 
 # Prompts whose rollouts the reward functions get in one call.
@@ -216,10 +216,8 @@ class _Build:
         chunks = [chunk for chunk in chunks if any((self.ids[i], part) not in self.done for i in chunk)]
         # The part counts in the seed, so that the second part does not repeat the rollouts of the first.
         seeds = {tuple(chunk): request_seed(self.plan.seed, part, *(self.ids[i] for i in chunk)) for chunk in chunks}
-        draw = partial(self.source.draw, self.prompts, seeds, self.plan.sampling, self.plan.parts[part])
-        # The next rollouts are drawn while these are scored.
-        with closing(ahead(draw, _SCORED_TOGETHER)) as drawn:
-            for ready in drawn:
+        with closing(self.source.draw(self.prompts, seeds, self.plan.sampling, self.plan.parts[part])) as drawn:
+            for ready in _together(drawn):
                 missing = [(i, rollouts) for i, rollouts in ready if (self.ids[i], part) not in self.done]
                 scores = iter(self._score(missing))
                 for i, rollouts in missing:
@@ -243,3 +241,18 @@ class _Build:
         scores = torch.tensor(columns, dtype=torch.float32).T
         total = (scores * self.weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
         return total.tolist()
+
+
+def _together(drawn: Drawing) -> Iterator[list[tuple[int, list[Completion]]]]:
+    """What is drawn in lists; what came before servers were lost comes before the error."""
+    ready: list[tuple[int, list[Completion]]] = []
+    try:
+        for each in drawn:
+            ready.append(each)
+            if len(ready) == _SCORED_TOGETHER:
+                yield ready
+                ready = []
+    except ServersLost:
+        yield ready
+        raise
+    yield ready

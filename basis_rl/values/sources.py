@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-import queue
-import threading
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -24,20 +22,47 @@ from basis_rl.run.artefacts import differences
 from basis_rl.values.provenance import fingerprint
 from basis_rl.values.shards import Shards, begun
 
-T = TypeVar("T")
-_POLL = 0.2
 Prompts = Sequence[Sequence[int]]
 Seeds = Mapping[tuple[int, ...], int]
-Drawing = Iterator[tuple[int, list[Completion]]]
+Drawing = Generator[tuple[int, list[Completion]], None, None]
 # The facts that depend on the reward, which may change: it also decides which rows are dropped and which columns count.
 _OF_THE_REWARD = frozenset({"reward", "reward_code", "dataset"})
 
 
-class ModelSource:
+class Source(ABC):
+    """Where rollouts come from.
+
+    Attributes:
+        config: of the model.
+        tokenizer: its tokenizer.
+        name: what the rollouts depend on beside model, prompts, sampling and seeds.
+    """
+
+    config: Any
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+
+    def chunks(self, prompts: Prompts, count: int) -> list[list[int]]:
+        """Indices of the prompts in chunks that are drawn together, for at most `count` rollouts of each."""
+        return [[index] for index in range(len(prompts))]
+
+    @abstractmethod
+    def draw(self, prompts: Prompts, seeds: Seeds, sampling: Sampling, count: int) -> Drawing:
+        """Rollouts of prompts as they are ready: index of the prompt, and its `count` rollouts.
+
+        Args:
+            prompts: tokens of all prompts.
+            seeds: of each chunk of prompts that are drawn together.
+            sampling: how.
+            count: rollouts of each prompt.
+        """
+
+
+class ModelSource(Source):
     """A model in this process, with transformers generation.
 
     Each chunk of prompts is one batch and has a seed of its own, so that what is drawn depends on these alone, and not
-    on what was drawn before. `name` says what else the rollouts depend on.
+    on what was drawn before.
 
     Args:
         model: the reference model, the one that training starts from.
@@ -49,7 +74,7 @@ class ModelSource:
         self.model = model
         self.tokenizer = tokenizer
         self.batch_size = batch_size
-        self.config: Any = model.config
+        self.config = model.config
         self.name = self.name_for(batch_size)
 
     @staticmethod
@@ -58,40 +83,26 @@ class ModelSource:
         return f"transformers, {batch_size} at a time"
 
     def chunks(self, prompts: Prompts, count: int) -> list[list[int]]:
-        """Indices of the prompts in chunks that are drawn together, for at most `count` rollouts of each."""
         # Prompts of similar length together, for less padding.
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         size = max(1, self.batch_size // count)
         return [order[start : start + size] for start in range(0, len(order), size)]
 
-    def draw(self, prompts: Prompts, seeds: Seeds, sampling: Sampling, count: int, stop: threading.Event) -> Drawing:
-        """`count` rollouts of each prompt; ends early, without what is not finished, when `stop` is set.
-
-        Args:
-            prompts: tokens of all prompts.
-            seeds: of each chunk of prompts that are drawn together.
-            sampling: how.
-            count: rollouts of each prompt.
-            stop: may be set by another thread.
-        """
+    def draw(self, prompts: Prompts, seeds: Seeds, sampling: Sampling, count: int) -> Drawing:
         device = self.model.device
         for chunk, seed in seeds.items():
-            if stop.is_set():
-                return
             # Sampling must not change the random numbers of the caller.
             with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
                 torch.manual_seed(seed)
                 tokens = [prompts[i] for i in chunk]
                 size = count * len(chunk)
-                drawn = list(
-                    sample(self.model, self.tokenizer, tokens, sampling, num_samples=count, batch_size=size, stop=stop)
-                )
+                drawn = list(sample(self.model, self.tokenizer, tokens, sampling, num_samples=count, batch_size=size))
             for k, completions in drawn:
                 yield chunk[k], completions
 
 
 @dataclass
-class ServerSource:
+class ServerSource(Source):
     """vLLM servers. The seed of a request belongs to its prompt: neither order nor number of servers changes it.
 
     Args:
@@ -109,19 +120,14 @@ class ServerSource:
     ends: Sequence[int] = ()
     timeout: float = 1800.0
     patience: float = 600.0
-    name: ClassVar[str] = "vllm"
+    name = "vllm"
 
     def __post_init__(self) -> None:
         self.ends = self.ends or end_tokens(None, self.tokenizer)
 
-    def chunks(self, prompts: Prompts, count: int) -> list[list[int]]:
-        """Each prompt is drawn by itself."""
-        return [[index] for index in range(len(prompts))]
-
-    def draw(self, prompts: Prompts, seeds: Seeds, sampling: Sampling, count: int, stop: threading.Event) -> Drawing:
-        """See `ModelSource.draw`."""
+    def draw(self, prompts: Prompts, seeds: Seeds, sampling: Sampling, count: int) -> Drawing:
         indices = [index for (index,) in seeds]
-        found = sample_servers(
+        found: Any = sample_servers(
             self.urls,
             self.tokenizer,
             [prompts[i] for i in indices],
@@ -131,10 +137,11 @@ class ServerSource:
             stop_token_ids=self.ends,
             timeout=self.timeout,
             patience=self.patience,
-            stop=stop,
         )
-        for k, completions in found:
-            yield indices[k], completions
+        # Closing aborts the requests that are in flight.
+        with closing(found):
+            for k, completions in found:
+                yield indices[k], completions
 
 
 def kept_folder(table: Path) -> Path:
@@ -154,7 +161,7 @@ def unpack(packed: str) -> tuple[str, list[Completion]]:
     return prompt, [Completion(*rollout) for rollout in rollouts]
 
 
-class KeptSource:
+class KeptSource(Source):
     """The rollouts of an earlier build, in place of those of a model or a server.
 
     Args:
@@ -174,7 +181,7 @@ class KeptSource:
         if not self.identity:
             way_out = "Build the table with --values_keep_rollouts true first, which samples once"
             raise ValueError(f"--values_regrade: there are no rollouts in '{folder}'. {way_out}.")
-        self.name: str = self.identity["sampler"]
+        self.name = self.identity["sampler"]
         seed = self.identity["seed"]
         records = Shards(folder, self.identity).records()
         self._packed = {request_seed(seed, each.part, each.prompt_id): each.rollouts for each in records}
@@ -194,19 +201,13 @@ class KeptSource:
             way_out = "Only the reward may change. Set these back, or build the table without --values_regrade."
             raise ValueError("\n  ".join([f"--values_regrade: {found}:", *differing]) + f"\n{way_out}")
 
-    def chunks(self, prompts: Prompts, count: int) -> list[list[int]]:
-        """Each prompt by itself."""
-        return [[index] for index in range(len(prompts))]
-
-    def draw(self, prompts: Prompts, seeds: Seeds, sampling: Any, count: int, stop: threading.Event) -> Drawing:
-        """See `ModelSource.draw`; nothing is sampled.
+    def draw(self, prompts: Prompts, seeds: Seeds, sampling: Sampling, count: int) -> Drawing:
+        """Nothing is sampled.
 
         Raises:
             ValueError: the rollouts of a prompt were not kept.
         """
         for (index,), seed in seeds.items():
-            if stop.is_set():
-                return
             packed = self._packed.get(seed)
             prompt, rollouts = unpack(packed) if packed else ("", [])
             if prompt != fingerprint(str(list(prompts[index]))):
@@ -214,9 +215,6 @@ class KeptSource:
                 why = "the prompt was another one, or its rollouts were not all kept"
                 raise ValueError(f"--values_regrade: {missing}: {why}. Build the table without --values_regrade.")
             yield index, rollouts
-
-
-Source = ModelSource | ServerSource | KeptSource
 
 
 @contextmanager
@@ -257,37 +255,3 @@ def check_served(url: str, model: str) -> int | None:
         has = f"The server at {url} has the model {', '.join(sorted(served.names))}, not '{model}'"
         raise ValueError(f"{has}. Name that model, or start a server with `basis-rl serve {model}`.")
     return served.max_model_len
-
-
-def ahead(make: Callable[[threading.Event], Iterator[T]], at_most: int) -> Generator[list[T], None, None]:
-    """What `make` yields, drawn in a thread of its own while the caller works: in lists of all that is ready.
-
-    Args:
-        make: is given an event, and ends soon after it is set.
-        at_most: items that may wait, and length of a list.
-    """
-    stop = threading.Event()
-    ready: queue.Queue[T] = queue.Queue(at_most)
-
-    def work() -> None:
-        for item in make(stop):
-            while not stop.is_set():
-                # Wakes up now and then, since the caller may have stopped reading.
-                with suppress(queue.Full):
-                    ready.put(item, timeout=_POLL)
-                    break
-
-    with ThreadPoolExecutor(1) as thread:
-        drawing = thread.submit(work)
-        try:
-            while not (drawing.done() and ready.empty()):
-                items: list[T] = []
-                with suppress(queue.Empty):
-                    items.append(ready.get(timeout=_POLL))
-                    while len(items) < at_most:
-                        items.append(ready.get_nowait())
-                if items:
-                    yield items
-            drawing.result()
-        finally:
-            stop.set()

@@ -118,11 +118,6 @@ class ValueTable:
         """The day that chat templates wrote into its prompts (`basis_rl.engine.template_day`)."""
         return self.provenance.get("template_day")
 
-    @property
-    def num_rollouts(self) -> int:
-        """Scored reference rollouts of all prompts together."""
-        return int(self._count.sum())
-
     def tilt(self, prompt_ids: Sequence[str], smoothing: float = 0.0) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """Mean and variance of the reward under the tilted reference policy, as a function of beta (BASIS Eq. 5).
 
@@ -211,6 +206,11 @@ class ValueTable:
             return cls._read(folder, metadata, str(path_or_hub_id))
 
     @classmethod
+    def of(cls, given: ValueTable | str | Path) -> ValueTable:
+        """A table as it is, or the one to `load`."""
+        return given if isinstance(given, ValueTable) else cls.load(given)
+
+    @classmethod
     def _read(cls, folder: Path, metadata: Mapping[str, Any], source: str) -> ValueTable:
         table = pq.read_table(folder / KIND.main_file).to_pydict()
         ids = table["prompt_id"]
@@ -244,20 +244,18 @@ class ValueTable:
         lines.append(f"  never solved {never:.1%}, always solved {always:.1%}")
         return "\n".join(lines)
 
-    def card(self, repo_id: str, license: str | None = None) -> str:
+    def card(self, repo_id: str) -> str:
         """The README of the dataset repository `repo_id`: front matter, how the table was built, how to load it.
 
-        Without a `license` (an identifier of the Hub) the owner has to add one.
+        It names no license, which the owner has to add.
         """
         known = self.provenance
         model = str(known.get("model") or "an unnamed model")
         # Without the path, if it is a local folder.
         name = model if is_hub_id(model) else Path(model).name
         front: dict[str, Any] = {
-            **({"license": license} if license else {}),
             "pretty_name": f"Value table of {name}",
             "tags": ["basis-rl", "value-table", "reinforcement-learning", "rlvr"],
-            "size_categories": [_size_category(len(self))],
             "configs": [{"config_name": "default", "data_files": KIND.main_file}],
             **({"base_model": model} if is_hub_id(model) else {}),
         }
@@ -279,14 +277,12 @@ class ValueTable:
             description=self.describe(),
         )
 
-    def push_to_hub(
-        self, repo_id: str, *, private: bool | None = None, token: str | None = None, license: str | None = None
-    ) -> str:
+    def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
         """Upload the table as a dataset repository, with a card, and return its address."""
 
         def save(path: Path) -> Path:
             folder = self.save(path)
-            (folder / "README.md").write_text(self.card(repo_id, license))
+            (folder / "README.md").write_text(self.card(repo_id))
             return folder
 
         return KIND.push(save, repo_id, private=private, token=token)
@@ -297,8 +293,3 @@ def _default_range(rewards: np.ndarray) -> tuple[float, float]:
     high = float(rewards.max())
     # Rewards between 0 and 1 have that range, even if none of them reaches an end.
     return (0.0, 1.0) if low >= 0.0 and high <= 1.0 else (low, high if high > low else low + 1.0)
-
-
-def _size_category(n: int) -> str:
-    bounds = {"n<1K": 1_000, "1K<n<10K": 10_000, "10K<n<100K": 100_000}
-    return next((name for name, bound in bounds.items() if n < bound), "100K<n<1M")

@@ -194,7 +194,7 @@ def learnt(
     rollouts: Rollouts, values: Tensor, target: Target, degree: int, energies: Tensor, generator: torch.Generator
 ) -> Tensor:
     """The baseline of all rollouts after batches of one rollout for each of 64 prompts; `values` are ``(P, n)``."""
-    found = OptimalBaseline("study", target, degree)
+    found = OptimalBaseline(target, degree)
     prompts, samples = values.shape
     flat = values.flatten()
     for _ in range(BATCHES):

@@ -1,12 +1,10 @@
 """The adapter for SkyRL, called as SkyRL calls it. `test_real_skyrl.py` calls SkyRL itself."""
 
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
-import pytest
 import torch
 
-from basis_rl.adapters.skyrl import SkyRLEstimator, register
+from basis_rl.adapters.skyrl import SkyRLEstimator
 from basis_rl.baselines import BasisHistory
 from tests.adapters.test_adapted_baselines import by_itself, drawn
 from tests.adapters.test_verl import given
@@ -38,19 +36,3 @@ def test_a_prompt_whose_own_name_begins_like_padding_is_none():
     )
     assert as_it_is.any()
     assert torch.equal(named, as_it_is)
-
-
-def test_kl_in_the_reward_is_refused():
-    rewards, mask, groups, _ = drawn(0)
-    with pytest.raises(ValueError, match="use_kl_in_reward"):
-        SkyRLEstimator("rloo", "SkyRL")(given(rewards, mask), mask, groups, SimpleNamespace(use_kl_in_reward=True))
-
-
-def test_it_is_registered_by_name(monkeypatch):
-    known = {}
-    module = ModuleType("skyrl.backends.skyrl_train.utils.ppo_utils")
-    module.register_advantage_estimator = lambda name: lambda function: known.setdefault(name, function)
-    for name in ("skyrl", "skyrl.backends", "skyrl.backends.skyrl_train", "skyrl.backends.skyrl_train.utils"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    assert known == {"ours": register("ours", "rloo")}

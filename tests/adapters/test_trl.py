@@ -74,18 +74,6 @@ def test_a_resumed_run_goes_on_with_its_belief(tmp_path):
     assert resumed.estimator.step == 3
 
 
-def test_a_checkpoint_without_a_belief_is_named(tmp_path):
-    trained(tmp_path, "rloo", save_strategy="steps", save_steps=2)
-    (tmp_path / "checkpoint-2" / STATE_FILE).unlink()
-    with pytest.raises(ValueError, match=r"checkpoint-2/baseline.pt' has no baseline's state \(FileNotFoundError"):
-        trained(tmp_path, "rloo", resume=str(tmp_path / "checkpoint-2"))
-
-
-def test_what_needs_the_policy_is_refused_before_the_trainer_is_built():
-    with pytest.raises(ValueError, match="'remax' reads greedy_rewards, and TRL hands over only"):
-        Trainer(baseline="remax")
-
-
 @dataclass
 class Sample:
     """The fields of TRL's `RolloutSample` that matter."""

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from basis_rl.adapters.verl import VerlEstimator, register
+from basis_rl.adapters import skyrl, verl
+from basis_rl.adapters.skyrl import SkyRLEstimator
+from basis_rl.adapters.verl import VerlEstimator
 from basis_rl.baselines import BasisHistory, build_baseline
 from tests.adapters.test_adapted_baselines import by_itself, drawn
 
@@ -66,18 +68,25 @@ def test_a_dataset_without_ids_is_refused():
         manager.generate_sequences({"uid": ["a"], "prompt_id": ["b"]})
 
 
-def test_kl_in_the_reward_is_refused():
+@pytest.mark.parametrize("kind", [VerlEstimator, lambda baseline: SkyRLEstimator(baseline, "SkyRL")])
+def test_kl_in_the_reward_is_refused(kind):
     rewards, mask, groups, _ = drawn(0)
     with pytest.raises(ValueError, match="use_kl_in_reward"):
-        VerlEstimator("rloo")(given(rewards, mask), mask, groups, SimpleNamespace(use_kl_in_reward=True))
+        kind("rloo")(given(rewards, mask), mask, groups, SimpleNamespace(use_kl_in_reward=True))
 
 
-def test_it_is_registered_by_name(monkeypatch):
+@pytest.mark.parametrize(
+    ("adapter", "path", "function"),
+    [
+        (verl, "verl.trainer.ppo.core_algos", "register_adv_est"),
+        (skyrl, "skyrl.backends.skyrl_train.utils.ppo_utils", "register_advantage_estimator"),
+    ],
+)
+def test_it_is_registered_by_name(adapter, path, function, monkeypatch):
     known = {}
-    module = ModuleType("verl.trainer.ppo.core_algos")
-    module.register_adv_est = lambda name: lambda function: known.setdefault(name, function)
-    for name in ("verl", "verl.trainer", "verl.trainer.ppo"):
+    parts = path.split(".")
+    for count in range(1, len(parts) + 1):
+        name = ".".join(parts[:count])
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    estimator = register("ours", "rloo")
-    assert known == {"ours": estimator}
+    setattr(sys.modules[path], function, lambda name: lambda made: known.setdefault(name, made))
+    assert known == {"ours": adapter.register("ours", "rloo")}

@@ -302,13 +302,6 @@ def test_reinforce_pp_equals_plain_loop(name, over, seed):
     torch.testing.assert_close(values, expected, rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
-def test_equal_rewards_give_zero_everywhere(name):
-    batch = ragged_batch(0, smallest=2)
-    equal = replace(batch, rewards=torch.ones_like(batch.rewards))
-    assert (build_baseline(name).advantages(equal).values == 0).all()
-
-
 def test_remax_is_the_reward_less_the_greedy_one():
     batch = ragged_batch(1, smallest=1)
     greedy = torch.where(batch.group_ids % 3 == 0, torch.nan, (batch.group_ids % 2).float())
@@ -358,12 +351,6 @@ def test_max_rl_has_a_bound_and_is_silent_where_it_would_have_none():
     mixed = torch.tensor([int(group) in negative for group in batch.group_ids])
     assert (found.values[mixed] == 0).all()
     assert found.metrics["undefined"] >= float(mixed[~signed.rewards.isnan()].double().mean())
-
-
-def test_what_is_not_made_for_returns_refuses_kl_in_the_reward():
-    assert not build_baseline("max_rl").reads_kl
-    assert not build_baseline("pass_at_k").reads_kl
-    assert build_baseline("pass_at_k", form="leave_one_out").reads_kl
 
 
 @pytest.mark.parametrize(("params", "least"), [({"k": 1}, 2), ({}, 3), ({"k": 3}, 4), ({"form": "leave_one_out"}, 2)])

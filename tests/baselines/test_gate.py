@@ -120,11 +120,3 @@ def test_the_gate_is_open_while_earlier_batches_were_explained(name, kwargs):
     assert again.gate.variances == baseline.gate.variances
     last = batch_of(baseline, 9, easy)
     torch.testing.assert_close(again.advantages(last).values, baseline.advantages(last).values)
-
-
-@pytest.mark.parametrize(("name", "kwargs"), GATED)
-def test_without_a_gate_nothing_is_kept_of_variances(name, kwargs):
-    baseline = build(name, **kwargs)
-    baseline.update(batch_of(baseline, 1))
-    assert baseline.gate.variances == (0.0, 0.0)
-    assert "gate" not in baseline.advantages(batch_of(baseline, 2)).metrics

@@ -225,11 +225,6 @@ def test_a_lower_confidence_bound_is_so_many_standard_deviations_below(belief):
     torch.testing.assert_close(lower.values, torch.nan_to_num(batch.rewards.double() - lower.baseline))
 
 
-def test_a_state_of_another_drift_does_not_load():
-    with pytest.raises(ValueError, match="another `drift`"):
-        BasisHistory(drift=0.003).load_state_dict(BasisHistory().state_dict())
-
-
 def test_new_prompts_do_not_copy_what_is_known():
     """The table has room for more; what is saved does not depend on that."""
     baseline, places = BasisHistory(), set()
@@ -241,15 +236,6 @@ def test_new_prompts_do_not_copy_what_is_known():
     assert state["prompt_ids"] == [f"p{k}" for k in range(121)]
     assert state["table"].shape == (121, 2 * 6 + 1)
     assert state["table"].untyped_storage().nbytes() == 8 * state["table"].numel()
-
-
-def test_what_was_saved_of_one_prompt_does_not_change_with_it():
-    baseline = BasisHistory()
-    baseline.update(batch_of([1.0], ["a"]))
-    state = baseline.state_dict()
-    kept = {name: state[name].clone() for name in ("table", "log_weights")}
-    baseline.update(batch_of([0.0], ["a"], step=1))
-    assert all(torch.equal(state[name], value) for name, value in kept.items())
 
 
 TEXTS = {**{f"easy{i}": f"Add the numbers {i} and 2" for i in range(40)},
@@ -363,11 +349,6 @@ def test_a_reward_is_not_counted_by_the_text_and_by_the_prompt(belief):
     assert values[3:] == pytest.approx(values[:3], rel=0.35)
 
 
-def test_a_table_and_a_prior_from_the_text_exclude_each_other():
-    with pytest.raises(ValueError, match="Leave out one of the two"):
-        BasisHistory(TABLE, prior="text")
-
-
 def test_rollouts_of_one_visit_count_as_many():
     """As so many visits of one rollout, in any order; and they take one place of what is remembered."""
     visit, visits = TextPrior(4.0), TextPrior(4.0)
@@ -445,5 +426,5 @@ def test_a_prior_from_the_text_starts_as_wide_as_the_flat_one_and_comes_back():
     assert torch.equal(first.advantages(batch).values, again.advantages(batch).values)
     with pytest.raises(ValueError, match="another `prior`"):
         BasisHistory().load_state_dict(first.state_dict())
-    with pytest.raises(ValueError, match="another `prior`"):
-        BasisHistory(prior="text").load_state_dict(BasisHistory().state_dict())
+    with pytest.raises(ValueError, match="another `drift`"):
+        BasisHistory(drift=0.003).load_state_dict(BasisHistory().state_dict())

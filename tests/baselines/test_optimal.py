@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from basis_rl.baselines import BASELINES, build_baseline
+from basis_rl.baselines import build_baseline
 from basis_rl.baselines.optimal import OptimalBaseline
 from tests.support.batches import batch_of, table_of_counts
 
@@ -93,7 +93,7 @@ def test_it_is_the_weighted_regression_of_earlier_rewards_on_their_values(name, 
 
 
 def test_each_action_has_the_regression_of_the_rollouts_that_have_it():
-    found = OptimalBaseline("mine", "optimal_token")
+    found = OptimalBaseline("optimal_token")
     batches = [random_batch(seed) for seed in range(3)]
     values = [torch.rand(12, generator=torch.Generator().manual_seed(9 + k)).double() for k in range(3)]
     for batch, v in zip(batches, values, strict=True):
@@ -126,7 +126,7 @@ def test_each_action_has_the_regression_of_the_rollouts_that_have_it():
 
 
 def found_with(found, target):
-    other = OptimalBaseline("mine", target)
+    other = OptimalBaseline(target)
     other.moments = found.moments
     return other
 
@@ -183,7 +183,7 @@ def test_the_constant_is_the_best_one_and_the_curve_is_better_where_values_tell(
     energy = torch.where(r == 1, 1.0, 4.0)
     mask = torch.ones((4000, 1), dtype=torch.bool)
     batch = batch_of(r.float(), action_mask=mask, gradient_energies=energy[:, None].float())
-    constant, curve = OptimalBaseline("mine", "optimal", degree=0), OptimalBaseline("mine", "optimal")
+    constant, curve = OptimalBaseline("optimal", degree=0), OptimalBaseline("optimal")
     for each in (constant, curve):
         each.learn(value, r, batch)
     of_constant, of_curve = (each(value, mask)[0] for each in (constant, curve))
@@ -199,8 +199,8 @@ def test_the_constant_is_the_best_one_and_the_curve_is_better_where_values_tell(
 
 
 def test_a_wider_range_of_rewards_leaves_the_curve_in_reward_units():
-    found = OptimalBaseline("mine", "optimal")
-    other = OptimalBaseline("mine", "optimal")
+    found = OptimalBaseline("optimal")
+    other = OptimalBaseline("optimal")
     for seed in range(40):
         batch = random_batch(seed)
         v = torch.rand(12, generator=torch.Generator().manual_seed(seed)).double()
@@ -255,10 +255,3 @@ def test_energies_that_are_not_finite_are_left_out():
     baseline.update(replace(batch, gradient_energies=energies))
     assert baseline.optimal.moments.isfinite().all()
     assert float(baseline.optimal.moments[0, 0, 0]) > 0
-
-
-def test_an_unknown_target_is_refused_by_name():
-    for name in ("basis_history", "spo", "batch_mean"):
-        assert "target" in BASELINES[name].__init__.__annotations__
-        with pytest.raises(ValueError, match=f"{name}: target"):
-            build_baseline(name, target="least")

@@ -1,49 +1,14 @@
-"""Building baselines by name, and what a wrong name or parameter is answered with."""
+"""Building baselines and samplers by name, and what a wrong name or parameter is answered with."""
 
 import math
+import re
 
 import pytest
 
-from basis_rl.baselines import BASELINES, build_baseline
+from basis_rl.baselines import build_baseline
+from basis_rl.samplers import SAMPLERS, build_sampler
 from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
-
-
-@pytest.mark.parametrize(
-    ("name", "params", "message"),
-    [
-        ("rlo", {}, "Unknown baseline 'rlo'. Did you mean 'rloo'?"),
-        ("grpo", {"epz": 1.0}, "no parameter 'epz'. Did you mean 'eps'?"),
-        ("rloo", {"eps": 1.0}, "Its parameters: none"),
-        ("basis", {}, "needs the parameter 'values'"),
-        ("grpo", {"eps": 0.0}, "eps must be positive"),
-        ("basis", {"values": "no/such/table"}, "no value table at 'no/such/table'"),
-        ("basis", {"values": 3}, "basis: values must be ValueTable or text or Path, got 3"),
-        ("reinforce_pp", {"reward_clip": 5}, "reward_clip must be a list of 2 numbers or null, got 5"),
-        ("reinforce_pp", {"reward_clip": ["a", "b"]}, "reward_clip must be a list of 2 numbers or null"),
-        ("pass_at_k", {"k": "2"}, "k must be a whole number, got '2'"),
-        ("pass_at_k", {"k": 2.5}, "k must be a whole number, got 2.5"),
-        ("pass_at_k", {"k": True}, "k must be a whole number, got True"),
-        ("pass_at_k", {"threshold": None}, "threshold must be a number, got None"),
-        ("pass_at_k", {"threshold": float("nan")}, "threshold must be a number, got nan"),
-        ("dr_grpo", {"alpha": "false"}, "alpha must be true or false, got 'false'"),
-        ("dr_grpo", {"alpha": 2.0}, "alpha must be true or false, got 2.0"),
-        ("spo", {"forgetting": None}, "forgetting must be a number or kl, got None"),
-        ("grpo", {"over": 3}, "over must be group or batch, got 3"),
-        ("bv_blend", {"clusters": {"a": "b"}}, "clusters must be .* or a mapping, got"),
-    ],
-)
-def test_bad_requests_are_named(name, params, message):
-    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
-        build_baseline(name, **params)
-
-
-def test_types_that_fit_are_taken():
-    assert build_baseline("reinforce_pp", reward_clip=[-1, 2]).reward_clip == [-1, 2]
-    assert build_baseline("ppo", critic_lam=None, lam=1).lam == 1
-    assert build_baseline("bv_blend", clusters={"a": 1}, confidence=0.5).confidence == 0.5
-    assert build_baseline("spo", forgetting="kl").forgetting == "kl"
-
 
 TABLE = ValueTable.from_rewards({"a": [0.0, 1.0]}, provenance={"model": "this"})
 NEEDED = {"basis": {"values": TABLE}, "a_star_po": {"values": TABLE}, "bv_blend": {"clusters": {"a": 0}}}
@@ -52,41 +17,98 @@ NEEDED = {"basis": {"values": TABLE}, "a_star_po": {"values": TABLE}, "bv_blend"
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
-        ("a_star_po", {"beta1": 0.0}, "beta1 must be positive"),
-        ("basis", {"weighting": "blue"}, "weighting must be one of unb, vop, rvg, none"),
-        ("basis", {"calibration": "mse"}, "calibration must be one of common, likelihood, literal, none"),
-        ("basis", {"smoothing": -1}, "smoothing >= 0"),
-        ("basis", {"epsilon": 0.7}, "epsilon"),
-        ("basis_history", {"epsilon": 0.5}, "epsilon"),
-        ("basis_history", {"drift": -1}, "drift >= 0"),
-        ("basis_history", {"drift": "fast"}, "'auto'"),
-        ("basis_history", {"drift": math.nan}, "drift >= 0"),
-        ("basis_history", {"smoothing": 0}, "smoothing > 0"),
-        ("basis_history", {"lcb": -1.0}, "lcb"),
-        ("basis_history", {"lcb": math.nan}, "lcb"),
-        ("basis_history", {"prior": "words"}, "prior must be one of flat, text"),
-        ("basis_history", {"belief": "normal"}, "belief must be one of beta, gaussian"),
+        ("rlo", {}, r"Unknown baseline 'rlo'. Did you mean 'rloo'\?"),
+        ("grpo", {"epz": 1.0}, r"no parameter 'epz'. Did you mean 'eps'\?"),
+        ("rloo", {"eps": 1.0}, "Its parameters: none"),
+        ("sao", {"lam": 1.0}, "no parameter 'lam'"),
+        ("basis", {}, "needs the parameter 'values'"),
+        ("basis", {"values": "no/such/table"}, "no value table at 'no/such/table'"),
+        ("basis", {"values": 3}, "values must be ValueTable or text or Path, got 3"),
+        ("basis_history", {"values": TABLE, "prior": "text"}, "Leave out one of the two"),
         ("bv_blend", {"clusters": {}}, "clusters is empty"),
-        ("bv_blend", {"decay": 0.0}, "0 < decay"),
-        ("bv_blend", {"confidence": "sure"}, "confidence must be"),
-        ("bv_blend", {"confidence": 1.5}, "confidence must be"),
-        ("bv_blend", {"mapping": "log"}, "mapping must be one of"),
-        ("bv_blend", {"variance": "log"}, "variance must be one of"),
-        ("spo", {"forgetting": 0.0}, "forgetting must be a number in"),
-        ("spo", {"forgetting": "abc"}, "forgetting must be a number in"),
-        ("max_rl", {"eps": 0.0}, "eps must be positive"),
-        ("pass_at_k", {"k": 0}, "k must be at least 1"),
-        ("pass_at_k", {"form": "exact"}, "form must be one of analytic, leave_one_out"),
-        ("reinforce_pp", {"reward_clip": (1.0, 0.0)}, "reward_clip must be"),
-        ("reinforce_pp", {"over": "rollouts"}, "over must be one of samples, tokens"),
-        ("grpo", {"over": "prompt"}, "over must be one of group, batch"),
-        ("otb", {"tail": "first"}, "tail must be one of zero, last, return"),
-        ("opo", {"form": "word"}, "form must be one of sequence, token"),
+        ("sao", {"critic_model": None}, "critic_freeze_attention needs a value model"),
+        ("grpo", {"eps": 0.0}, "Grpo: eps must be a number above 0, got 0.0"),
+        ("grpo", {"over": "prompt"}, "Grpo: over must be group or batch, got 'prompt'"),
+        ("spo", {"forgetting": None}, "forgetting must be a number above 0, at most 1 or kl, got None"),
+        ("reinforce_pp", {"reward_clip": 5}, "must be a list of 2 numbers with the smaller one first or null, got 5"),
     ],
 )
-def test_parameters_out_of_range_are_named(name, params, message):
+def test_bad_requests_are_named(name, params, message):
     with pytest.raises(ValueError, match=message):
-        BASELINES[name](**{**NEEDED.get(name, {}), **params})
+        build_baseline(name, **params)
+
+
+# Values that do not fit, by the parameter's name.
+WRONG = {
+    "a_star_po": {"beta1": [0.0]},
+    "basis": {"weighting": ["blue"], "calibration": ["mse"], "smoothing": [-1], "epsilon": [0.0, 0.7]},
+    "basis_history": {
+        "epsilon": [0.5],
+        "drift": [-1, "fast", math.nan],
+        "shift_drift": [-0.1],
+        "prior_variance": [0, 1e5],
+        "smoothing": [0],
+        "lcb": [-1.0, math.nan, math.inf],
+        "prior": ["words"],
+        "belief": ["normal"],
+        "target": ["least"],
+    },
+    "batch_mean": {"target": ["least"]},
+    "bv_blend": {
+        "clusters": [{"a": "b"}],
+        "decay": [0.0, 1.1],
+        "temperature": [0.0],
+        "prior_mass": [0],
+        "prior_variance": [-1.0],
+        "eps": [0.0],
+        "confidence": ["sure", 1.5],
+        "mapping": ["log"],
+        "variance": ["log"],
+    },
+    "dr_grpo": {"alpha": ["false", 2.0]},
+    "ebpo": {"eps": [0.0]},
+    "grpo": {"over": [3]},
+    "max_rl": {"eps": [0.0]},
+    "opo": {"form": ["word"]},
+    "otb": {"tail": ["first"], "max_rollout_weight": [0.0]},
+    "pass_at_k": {"k": [0, "2", 2.5, True], "form": ["exact"], "threshold": [None, math.nan]},
+    "poise": {"memory": [0], "penalty": [0.0, math.inf, math.nan]},
+    "ppo": {
+        "gamma": [1.5, 0.0],
+        "lam": [-0.1],
+        "critic_lam": [2.0],
+        "lam_alpha": [0.0],
+        "cliprange_value": [0.0],
+        "critic_learning_rate": [-1.0],
+        "critic_epochs": [0],
+        "critic_warmup_steps": [-1],
+    },
+    "reinforce_pp": {"over": ["rollouts"], "eps": [0.0], "reward_clip": [(1.0, 0.0), ["a", "b"], [1.0]]},
+    "sao": {"lam_alpha": [0.0, None], "gamma": [2.0]},
+    "spo": {"forgetting": [0.0, "abc"], "target": ["least"]},
+    "variance": {"floor": [0], "bonus": [-1], "clip": [3]},
+    "frontier": {"hard": [-1], "easy": [0.0]},
+    "thompson": {"target": [1.5], "explore": [0]},
+    "drop_solved": {"solved": [1.0], "floor": [2.0]},
+    "dynamic": {"max_refills": [0, 2.5]},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "value"),
+    [(name, key, value) for name, wrong in WRONG.items() for key, values in wrong.items() for value in values],
+)
+def test_a_parameter_that_does_not_fit_is_named(name, parameter, value):
+    build = build_sampler if name in SAMPLERS and name != "spo" else build_baseline
+    with pytest.raises(ValueError, match=rf"^\w+: {parameter} must be .*, got {re.escape(repr(value))}"):
+        build(name, **{**NEEDED.get(name, {}), parameter: value})
+
+
+def test_types_that_fit_are_taken():
+    assert build_baseline("reinforce_pp", reward_clip=[-1, 2]).reward_clip == [-1, 2]
+    assert build_baseline("ppo", critic_lam=None, lam=1).lam == 1
+    assert build_baseline("bv_blend", clusters={"a": 1}, confidence=0.5).confidence == 0.5
+    assert build_baseline("spo", forgetting="kl").forgetting == "kl"
 
 
 @pytest.mark.parametrize("name", ["basis", "basis_history", "spo"])

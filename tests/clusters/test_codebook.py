@@ -160,3 +160,11 @@ def test_from_the_shell(tmp_path, tiny_path, capsys):
     assert main(["clusters", *arguments]) == 0
     assert "40 prompts in 4 clusters" in capsys.readouterr().out
     assert len(PromptClusters.load(tmp_path / "book")) == 4
+
+
+def test_without_its_encoder_a_codebook_knows_old_prompts_only(codebook, tmp_path):
+    made = PromptClusters(codebook.assignments, centroids=codebook.centroids, provenance={"encoder": "m"})
+    loaded = PromptClusters.load(made.save(tmp_path / "book"))
+    assert loaded.assignments == codebook.assignments
+    with pytest.raises(ValueError, match="which encoder it was built with"):
+        loaded.load_encoder()

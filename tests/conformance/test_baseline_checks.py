@@ -191,13 +191,10 @@ NOT_FINITE = "- equal_rewards: .*not finite"
     ("broken", "message"),
     [
         (but(TokenValues, token_level="never"), "'never', but returns advantages of tokens"),
-        (but(Rloo, token_level="always"), "'always', but returns advantages of rollouts"),
         (but(Ppo, token_level="with_kl"), "'with_kl', but returns advantages of tokens without KL"),
         (centered(torch.zeros_like, token_level="with_kl"), "'with_kl', but returns advantages of rollouts with KL"),
         (values_but(lambda v, batch: v / batch.action_mask.shape[1]), "how far the batch is padded"),
-        (values_but(lambda v, batch: v * (1.0 + torch.arange(v.shape[1]))), "how far the batch is padded"),
         (values_but(lambda v, batch: v * (1.0 + batch.group_ids[:, None])), "the numbers in `group_ids`"),
-        (only(rewards_of), ZERO),
         (only(lambda batch: rewards_of(batch, nan=-1.0) * batch.action_mask.any(dim=1)), ZERO),
         (but(Rloo, advantages=lambda self, batch: Rloo.advantages(self, replace(batch, kl=None))), "does not change"),
         (but(Rloo, advantages=only(reward_alone).advantages), "to the only scored"),
@@ -250,12 +247,8 @@ def test_what_is_broken_is_told(broken, message):
             NOT_FINITE + " after a batch in which all rewards are equal",
         ),
         (
-            but(
-                WithState,
-                learnt=lambda self, batch: self.seen + float(batch.rewards.mean()),
-                changed=lambda self, values: values,
-            ),
-            "- finite_state: has a state that turns NaN in `update`: seen",
+            before(but(Rloo, learns_from=frozenset({"gradient_energies"})), lambda self, b: b.gradient_energies.sum()),
+            "raises AttributeError: 'NoneType' object has no attribute 'sum'",
         ),
         (
             before(
@@ -264,10 +257,18 @@ def test_what_is_broken_is_told(broken, message):
             ),
             "- no_side_effect: changes in `advantages` what it believes .*$",
         ),
-        (before(Rloo, lambda self, batch: batch.prompt_ids.sort()), "- no_side_effect: .* the batch's `prompt_ids`$"),
-        (before(Gdpo, lambda self, batch: batch.reward_weights.mul_(2)), "writes into the batch's `reward_weights`$"),
-        (but(Rloo, update=lambda self, batch: batch.rewards.zero_()), "writes into the batch's `rewards` in `update`$"),
-        (before(TokenValues, lambda self, batch: batch.rewards.nan_to_num_(0.0)), "writes into the batch's `rewards`"),
+        (
+            before(Rloo, lambda self, batch: batch.prompt_ids.sort()),
+            "writes into the `prompt_ids` that it is",
+        ),
+        (
+            before(Gdpo, lambda self, batch: batch.reward_weights.mul_(2)),
+            "writes into the `reward_weights` that",
+        ),
+        (
+            but(Rloo, update=lambda self, batch: batch.rewards.zero_()),
+            "`rewards` that it is given in `update`$",
+        ),
         (returning(metrics=lambda f, b: {"mean": float(b.rewards.mean())}), r"metrics .* finite numbers: \['mean'\]"),
         (returning(metrics=lambda found, batch: None), "returns metrics that are a NoneType, not a dict$"),
         (returning(values=lambda found, _: found.values.clone().requires_grad_()), "values that require a gradient"),
@@ -288,7 +289,6 @@ def test_what_is_broken_is_told(broken, message):
         ),
         (but(Rloo, min_group_size=0), "- declarations: says min_group_size = 0, not a whole number of at least 1$"),
         (but(Rloo, token_level="sometimes"), "- declarations: .* 'sometimes', not one of never, with_kl"),
-        (but(Rloo, requires=frozenset({"attention_maps"})), r"requires \['attention_maps'\]; a batch can have"),
         (but(Rloo, requires=frozenset({"values"})), r"requires \['values'\], which .* `LearnedBaseline` only$"),
         (but(Rloo, requires=frozenset({"kl"})), r"requires \['kl'\]; .*say `reads_kl = True` for KL\)$"),
         (
@@ -302,14 +302,12 @@ def test_what_is_broken_is_told(broken, message):
             "- discarded_groups: raises AttributeError: 'NoneType' object has no attribute 'sum'",
         ),
         (but(Rloo, requires="energies"), "- declarations: says requires = 'energies', not a set of names"),
-        (but(Rloo, uses_own_reward="yes"), "- declarations: says uses_own_reward = 'yes', not True or False$"),
         (
             but(Rloo, advantages=lambda self, batch: batch.rewards),
             "a Tensor from `advantages`, not Advantages$",
         ),
         (state_of(None), "returns a NoneType from `state_dict`, not a dict$"),
         (state_of({"a": lambda: 1}), "has a state that cannot be saved: "),
-        (state_of({"a": threading}), "has a state that cannot be saved: "),
         (state_of({"a": functools.partial(math.sqrt, 2.0)}), "has a state with more in it than tensors"),
         (Raises, r"KeyError: 'x' in `update` \(test_baseline_checks.py, line \d+\) \(after some batches\)$"),
         (Exits, r"SystemExit: 3 in `advantages` \(test_baseline_checks.py, line \d+\)$"),
@@ -342,10 +340,6 @@ def by_position(values, batch):
             {"token_level", "one_scored_row", "own_reward", "sign", "kl_in_the_reward"},
         ),
         (values_but(by_position, Rloo), {"all_unscored", "row_order"}),
-        (
-            shifts(lambda self, scored: 0.5 * self.seen + 0.5 * scored.mean().sqrt()),
-            {"shape_and_zeros", "finite_state"},
-        ),
     ],
 )
 def test_every_broken_promise_is_told(broken, promises):
@@ -389,12 +383,9 @@ def test_what_cannot_be_built_is_one_message(broken, message):
 
 
 def test_what_conforms_does_so_in_every_form():
-    def unreadable(self):
-        raise RuntimeError("not loaded")
-
     passed = check_baseline(TokenValues)
-    assert len(passed) == 20
-    kinds = (WithState, WithState(), but(Rloo, values=property(unreadable)), Locked, functools.partial(needs, 1.0))
+    assert len(passed) == 18
+    kinds = (WithState, WithState(), Locked, functools.partial(needs, 1.0))
     assert all(check_baseline(kind) == passed for kind in kinds)
 
 

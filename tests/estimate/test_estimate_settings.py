@@ -15,8 +15,6 @@ from basis_rl.estimate.memory import (
     Setting,
     backward_parts,
     generation_parts,
-    head_bytes,
-    mask_bytes,
     static_parts,
     step_parts,
 )
@@ -51,36 +49,6 @@ def deepspeed(stage=3, world=4, **settings):
 )
 def test_a_reference_model_is_divided_as_the_policys_weights_are(setting, expected):
     assert named(static_parts(SIZE, setting))["reference model"] == expected
-
-
-def test_the_heads_tile_is_bounded_and_its_gradient_that_of_what_is_trained():
-    def head(size=SIZE, **settings):
-        return head_bytes(size, Setting(rows=2, prompt=3, **settings))
-
-    few = head(completion=5)
-    assert few == 10 * 32768 * 4 + 4 * 50 * 8 + (4 + 4) * 10 * 8
-    many = head(completion=4096)
-    assert many == 4096 * 32768 * 4 + 4 * 50 * 8 + (4 + 4) * 8192 * 8
-    assert head(LORA, completion=5) == few - 4 * 50 * 8, "the head has no gradient"
-    low = {"engine": "deepspeed", "stage": 2, "low": 2, "completion": 5}
-    assert head(**low, head_fp32=True) - head(**low) == 10 * 32768 * 2
-    assert head(**{**low, "stage": 3}) - head(**low) == 2 * 50 * 8, "the gathered head"
-    assert head(engine="fsdp", low=2, completion=5) - head(engine="deepspeed", low=2, completion=5) == 4 * 50 * 8
-
-
-def test_masks_and_the_larger_of_head_and_layer():
-    setting = Setting(rows=2, prompt=3, completion=5)
-    assert mask_bytes(setting, layers=3) == 2 * 8**2 * (1 + 4 * 3)
-    assert mask_bytes(dataclasses.replace(setting, attention="flash_attention_2"), layers=3) == 0
-    assert mask_bytes(dataclasses.replace(setting, scoring="packed"), layers=3) == 0
-    shared = dataclasses.replace(setting, scoring="shared")
-    assert mask_bytes(shared, layers=3) == 2 * 5 * 8 * (1 + 4 * 3)
-    assert mask_bytes(dataclasses.replace(shared, low=2), layers=3) == 0, "a kernel takes all segments"
-    assert mask_bytes(dataclasses.replace(shared, low=2, cpu=True), layers=3) == 2 * 5 * 8 * (1 + 2 * 3)
-    name = "LM head, or the layer at work"
-    short, long = Setting(rows=1, completion=1), Setting(rows=1, prompt=10**6, completion=1)
-    assert named(backward_parts(SIZE, short))[name] == head_bytes(SIZE, short)
-    assert named(backward_parts(SIZE, long))[name] > 10 * head_bytes(SIZE, long)
 
 
 def test_deepspeeds_buckets_and_what_it_gathers():

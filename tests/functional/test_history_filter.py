@@ -7,7 +7,6 @@ import torch
 
 from basis_rl.functional.history import (
     beta_update,
-    drift_grid,
     expected_sigmoid,
     filter_update,
     leave_one_out_shift,
@@ -29,11 +28,6 @@ REWARDS = [1.0, 0.3, math.nan, 0.0]
 
 def doubles(values):
     return torch.tensor(values, dtype=torch.float64)
-
-
-def test_grids():
-    assert shift_grid().tolist() == pytest.approx([-4.0 + 0.05 * i for i in range(241)])
-    assert drift_grid().tolist() == pytest.approx([0.0, 0.0004, 0.0016, 0.0064, 0.0256, 0.1024])
 
 
 def test_log_likelihood_equals_plain_loop():

@@ -1,93 +1,85 @@
-"""Pacing of a stream, by simulation: nothing is too old, nothing is dropped, nobody waits without need."""
+"""The pace of a stream against trying every batch, and the mean age of its rollouts by Little's law."""
 
 import itertools
-import random
 
+import numpy as np
 import pytest
 
 from basis_rl.functional.pacing import batches_left, most_batches_ahead, next_batch
 
 
-def simulated(draw, batches, size, max_staleness, generate_every, accumulation, steps=40):
-    """Staleness of every rollout that is used, in the order of use, and how long each batch waited; `draw` tells when a
-    rollout that begins now ends."""
-    waiting, stale, waits = [], [], []
-    clock, micro_batches, begun = 0.0, 0, 0
-
-    def submit(count, step):
-        nonlocal begun
-        for _ in range(count):
-            waiting.append((clock + draw(), step, begun))
-            begun += 1
-
-    submit(batches * size, 0)
-    for _ in range(steps):
-        step, offset = divmod(micro_batches, accumulation)
-        began = clock
-        while True:
-            ended = sorted(each for each in waiting if each[0] <= clock)
-            running = [each for each in waiting if each[0] > clock]
-            pace = (max_staleness, generate_every, accumulation, offset)
-            left = [[batches_left(step - drawn, *pace) for _, drawn, _ in each] for each in (ended, running)]
-            chosen = next_batch(*left, size)
-            if chosen is not None:
-                break
-            clock = min(running)[0]
-        waits.append(clock - began)
-        for index in chosen:
-            waiting.remove(ended[index])
-            stale.append((step - ended[index][1], ended[index][2]))
-        submit(size, step)
-        micro_batches += generate_every
-        clock += 1.0
-    return stale, waits
+def in_time(left, size):
+    """Whether batches of `size`, beginning with the next one, can use them all, by counting."""
+    return min(left, default=0) >= 0 and all(sum(each <= d for each in left) <= (d + 1) * size for d in range(20))
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_nothing_is_too_old_and_nothing_is_dropped(seed):
-    numbers = random.Random(seed)
-    size, staleness = numbers.randint(1, 6), numbers.randint(1, 6)
-    served, accumulation = numbers.choice([1, 2, 3, 4]), numbers.choice([1, 2, 3, 4])
-    most = most_batches_ahead(staleness, served, accumulation)
-    if most == 0:
-        # One generation batch alone outlasts the bound.
-        assert served > staleness * accumulation
-        return
-    batches = numbers.randint(1, most)
-    stale, _ = simulated(lambda: numbers.lognormvariate(0.0, 2.0), batches, size, staleness, served, accumulation)
-    assert max(age for age, _ in stale) <= staleness
-    used = [number for _, number in stale]
-    assert len(set(used)) == len(used) == 40 * size
+def by_trying(ended, running, size):
+    """Whether some batch of what has ended leaves nothing that is too old later."""
+    for chosen in itertools.combinations(range(len(ended)), size):
+        rest = [each for index, each in enumerate(ended) if index not in chosen]
+        if in_time([each - 1 for each in (*rest, *running)], size):
+            return True
+    return False
 
 
-@pytest.mark.parametrize(("staleness", "served", "accumulation"), itertools.product((1, 2, 3, 5), (1, 2, 3), (1, 2, 3)))
+@pytest.mark.parametrize("seed", range(300))
+def test_it_waits_exactly_if_no_batch_leaves_the_others_in_time(seed):
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(1, 4))
+    left = [-1]
+    while not in_time(left, size):
+        left = rng.integers(0, 4, size * int(rng.integers(1, 4))).tolist()
+    count = int(rng.integers(0, min(7, len(left)) + 1))
+    found = next_batch(left[:count], left[count:], size)
+    assert (found is not None) == by_trying(left[:count], left[count:], size)
+    if found is not None:
+        assert len(set(found)) == size
+        assert in_time([each - 1 for index, each in enumerate(left) if index not in found], size)
+
+
+PACES = tuple(itertools.product((1, 2, 3, 5), (1, 2, 3), (1, 2, 3)))
+
+
+@pytest.mark.parametrize(("staleness", "every", "accumulation"), PACES)
+def test_nothing_is_too_old_and_the_mean_age_is_the_number_of_batches_under_way(staleness, every, accumulation):
+    """Whatever ends when: there are B batches whenever one is taken, so a rollout is there for B of them on average."""
+    rng, size, count = np.random.default_rng(0), 3, 40
+    for batches in range(1, most_batches_ahead(staleness, every, accumulation) + 1):
+        ends = (5 * rng.pareto(0.8, batches * size)).tolist()
+        began, used = [0] * len(ends), {}
+        now = 0.0
+        for number in range(count):
+            step, offset = divmod(number * every, accumulation)
+            ages = [step - each * every // accumulation for each in began]
+            left = [batches_left(age, staleness, every, accumulation, offset) for age in ages]
+            chosen = None
+            while chosen is None:
+                there = [each for each in range(len(ends)) if each not in used]
+                ended = [each for each in there if ends[each] <= now]
+                later = [each for each in there if ends[each] > now]
+                chosen = next_batch([left[each] for each in ended], [left[each] for each in later], size)
+                now = now if chosen else min(ends[each] for each in later)
+            assert max(ages[ended[index]] for index in chosen) <= staleness
+            used |= {ended[index]: number for index in chosen}
+            ends += (now + 5 * rng.pareto(0.8, size)).tolist()
+            began += [number] * size
+            now += 5.0
+        there = [used.get(each, count - 1) - began[each] for each in range(len(ends))]
+        # The first ones were there for batch 0 as well.
+        assert sum(there) + batches * size == count * batches * size
+
+
+@pytest.mark.parametrize(("staleness", "served", "accumulation"), PACES)
 def test_with_one_batch_more_a_rollout_would_be_too_old(staleness, served, accumulation):
     """The largest number of batches is the largest: with one more, rollouts that end in order exceed the bound."""
     most = most_batches_ahead(staleness, served, accumulation)
-    size = 2
     for batches, within in ((most, True), (most + 1, False)):
         if batches == 0:
             continue
         steps = [(batch * served) // accumulation for batch in range(60)]
         # In order: the block that begins with batch k is used as batch k + batches.
         oldest = max(steps[k + batches] - steps[k] for k in range(60 - batches))
-        assert (oldest <= staleness) or not within
-        if not within:
-            assert oldest > staleness
-    if most:
-        stale, _ = simulated(lambda: 0.5, most, size, staleness, served, accumulation)
-        assert max(age for age, _ in stale) <= staleness
-
-
-def test_a_slow_rollout_is_waited_for_only_when_it_would_be_too_old():
-    """One rollout in eight takes long; with more under way than a batch has, and fewer than the bound allows, the
-    others go ahead."""
-    durations = itertools.cycle([0.1] * 7 + [2.5])
-    _, waits = simulated(lambda: next(durations), 2, 8, 4, 1, 1)
-    assert max(waits[1:]) == pytest.approx(0.0)
-    durations = itertools.cycle([0.1] * 7 + [2.5])
-    _, waits = simulated(lambda: next(durations), 1, 8, 1, 1, 1)
-    assert min(waits[1:]) == pytest.approx(1.5)
+        assert (oldest <= staleness) == within
 
 
 def test_the_oldest_come_first_and_then_what_ended_first():

@@ -224,20 +224,6 @@ def test_token_weights_have_about_half_of_the_bias_without_weights_and_sometimes
     assert int((by_token > without).sum()) == 24
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_steps_of_gradient_ascent_keep_the_bound_of_their_number(mode):
-    """A gradient of a softmax policy is at most ``M / sqrt(2)``, so s steps go ``s * rate * M / sqrt(2)`` at most."""
-    rate, c = 0.3, 1.5
-    for seed in range(5):
-        on, _, old, reward = drawn_case(seed)
-        largest = float((reward - BELIEF).abs().max())
-        new = old.clone()
-        for staleness in range(1, 9):
-            new = new + rate * true_gradient(on, new, reward).reshape(new.shape)
-            distance = staleness * rate * largest / math.sqrt(2)
-            assert bias_of(on, new, old, reward, mode, c) <= largest * by_distance(on, distance, mode, c) + 1e-10
-
-
 def streamed(lengths, batches, staleness):
     """Batch and age of each rollout: one per batch, a token per tick, a tick of training; each ends when its length
     says so."""

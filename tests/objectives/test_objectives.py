@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from basis_rl.conformance import ObjectiveError, check_objective
-from basis_rl.conformance.objectives import example_inputs
+from basis_rl.conformance.objectives import example_inputs, reads_delta
 from basis_rl.objectives import (
     OBJECTIVES,
     LossInputs,
@@ -22,7 +22,7 @@ from basis_rl.objectives import (
 from examples.custom_objective import simple
 from tests.support.loss_run import FakeRun, micro_batch
 
-ALL = ["finite", "masked_tokens", "gradient_at_ratio_1", "token_advantages", "row_order", "rollout_weights", "purity"]
+ALL = ["finite", "masked_tokens", "gradient_at_ratio_1", "token_advantages", "row_order", "purity"]
 OWN = [name for name, found in OBJECTIVES.items() if isinstance(found, Objective)]
 
 
@@ -76,6 +76,13 @@ def test_declarations_of_trls_objectives_are_true(found):
     _, averaged, _ = run.loss({**batch, "advantages": mean.expand(mask.shape)})
     assert found.token_advantages == (not torch.allclose(own, averaged, rtol=1e-6, atol=1e-9))
     assert own.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_which_objectives_read_delta_is_told_rightly(name):
+    batch = micro_batch()
+    losses = [FakeRun(OBJECTIVES[name], delta=delta).loss(batch)[0] for delta in (None, 0.5)]
+    assert reads_delta(OBJECTIVES[name]) is not torch.equal(*losses)
 
 
 def test_names():
@@ -149,7 +156,10 @@ def with_ratio(of_ratio):
             "row_order: .*order of the rollouts",
         ),
         (averages_tokens, "token_advantages: it declares token_advantages = True"),
-        (times(lambda inputs: 1.0, act=lambda inputs: inputs.advantages[0].fill_(2.0)), "purity: .* advantages"),
+        (
+            times(lambda inputs: 1.0, act=lambda inputs: inputs.advantages[0].fill_(2.0)),
+            "purity: writes into .*advantages",
+        ),
         (lambda inputs: of(surrogate(inputs) + torch.rand(inputs.mask.shape)), "purity: .*second time"),
         (lambda inputs: of(surrogate(inputs).sum(1)), r"finite: raises ValueError: .*losses of shape \(5,\)"),
         (
@@ -171,21 +181,6 @@ def test_broken_objectives_are_told_what_they_break(function, message):
         check_objective(objective(token_advantages=True)(function))
 
 
-def weighed(power):
-    @objective(token_advantages=True, weighs_rollouts=True)
-    def loss(inputs):
-        weights = 1.0 if inputs.rollout_weights is None else inputs.rollout_weights**power
-        return of(surrogate(inputs) * weights)
-
-    return loss
-
-
-def test_declared_rollout_weights_must_act():
-    assert "rollout_weights" in check_objective(weighed(2))
-    with pytest.raises(ObjectiveError, match=r"rollout_weights: it declares .* do not change the gradient"):
-        check_objective(weighed(0))
-
-
 def test_averaging_is_allowed_where_it_is_declared_and_losses_of_trl_are_not_checked():
     check_objective(objective(token_advantages=False)(averages_tokens))
     with pytest.raises(ValueError, match="'gspo' is a loss of TRL's"):
@@ -203,11 +198,11 @@ def test_an_objective_sees_nothing_outside_the_mask():
     given = example_inputs(keep, token_advantages=True)
     rubbish = {
         name: torch.where(given.mask, getattr(given, name), torch.nan)
-        for name in ("log_probs", "old_log_probs", "rollout_log_probs", "advantages", "entropy")
+        for name in ("log_probs", "old_log_probs", "advantages", "entropy")
     }
-    keep(replace(given, **rubbish, rollout_weights=torch.full(given.mask.shape, torch.inf), mask=given.mask.long()))
+    keep(replace(given, **rubbish, mask=given.mask.long()))
     (inputs,) = seen
     assert inputs.mask.dtype == torch.bool
-    for name in (*rubbish, "rollout_weights"):
+    for name in rubbish:
         assert (getattr(inputs, name)[~given.mask] == 0).all(), name
     assert torch.equal(inputs.log_probs[given.mask], given.log_probs[given.mask])

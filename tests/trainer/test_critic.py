@@ -415,23 +415,6 @@ def test_a_gradient_that_is_not_finite_is_dropped(tmp_path):
     assert not trained._critic.optimizer.state
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"gamma": 1.5}, "gamma must be between 0 and 1"),
-        ({"lam": -0.1}, "lam must be between 0 and 1"),
-        ({"critic_lam": 2.0}, "critic_lam must be between 0 and 1"),
-        ({"cliprange_value": 0.0}, "cliprange_value must be positive, or left out"),
-        ({"critic_learning_rate": -1.0}, "critic_learning_rate must be positive"),
-        ({"critic_epochs": 0}, "critic_epochs >= 1"),
-        ({"critic_warmup_steps": -1}, "critic_warmup_steps >= 0"),
-    ],
-)
-def test_parameters_out_of_range(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        Ppo(**kwargs)
-
-
 def test_a_value_model_that_cannot_serve_is_refused(tmp_path, tiny_path):
     with pytest.raises(ValueError, match="critic_model 'no/such-model' could not be loaded"):
         build(tmp_path, Ppo(critic_model="no/such-model"))

@@ -204,7 +204,6 @@ def keeping(seen, **declared):
 
 def test_what_an_own_objective_is_given():
     seen, inputs = [], micro_batch(tools=True, vllm="sequence")
-    inputs["sampling_per_token_logps"][0, 0] = torch.nan  # vLLM gives none for some tokens
     settings = {"epsilon": 0.1, "epsilon_high": 0.3, "delta": 4.0}
     run = FakeRun(keeping(seen), **settings)
     run.loss(inputs)
@@ -213,31 +212,16 @@ def test_what_an_own_objective_is_given():
     assert torch.equal(given.mask, mask)
     assert torch.equal(given.advantages, inputs["advantages"])
     old = inputs["old_per_token_logps"]
-    sampled = inputs["sampling_per_token_logps"].clone()
-    sampled[0, 0] = old[0, 0]
-    for name, value in (("log_probs", run.log_probs), ("old_log_probs", old), ("entropy", run.entropy),
-                        ("rollout_log_probs", sampled)):  # fmt: skip
+    for name, value in (("log_probs", run.log_probs), ("old_log_probs", old), ("entropy", run.entropy)):
         assert torch.equal(getattr(given, name), torch.where(mask, value, 0.0)), name
-    assert given.rollout_weights is None, "the trainer multiplies by them"
     found = given.settings
     assert (found.epsilon_low, found.epsilon_high, found.delta, found.max_completion_length) == (0.1, 0.3, 4.0, 9)
-
-
-def test_weights_are_multiplied_by_whom_the_objective_declares():
-    seen, inputs = [], micro_batch(vllm="sequence")
-    run = FakeRun(keeping(seen, weighs_rollouts=True), vllm=True)
-    found = run.loss(inputs)
-    expected = inputs["importance_sampling_ratio"].expand(4, 6) * inputs["completion_mask"]
-    assert torch.equal(seen[0].rollout_weights, expected)
-    without = {key: value for key, value in inputs.items() if key != "importance_sampling_ratio"}
-    same(found, FakeRun(keeping([])).loss(without))
 
 
 def test_without_a_change_of_the_policy_the_ratio_is_1():
     seen, inputs = [], micro_batch(old=False)
     FakeRun(keeping(seen)).loss(inputs)
     assert (seen[0].ratio == 1).all()
-    assert seen[0].rollout_log_probs is None
     assert not seen[0].old_log_probs.requires_grad
 
 

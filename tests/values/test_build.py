@@ -1,22 +1,20 @@
 """Building a table: the rewards of the training reward on the reference model's rollouts, whatever ends it early."""
 
 import itertools
-import json
 import math
 import random
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
-from basis_rl.engine import Sampling, prompt_tokens
+from basis_rl.engine import Sampling, ServersLost, prompt_tokens
 from basis_rl.engine.client import request_seed
 from basis_rl.values import ValueTable, build, provenance
 from basis_rl.values.build import TablePlan
 from basis_rl.values.provenance import fingerprint
 from basis_rl.values.shards import Record, Shards
-from basis_rl.values.sources import ModelSource, ServerSource, ahead
+from basis_rl.values.sources import ModelSource, ServerSource
 from tests.support.fake_vllm import FakeServer, completion
 from tests.support.tiny import parity_reward, sums, tiny_model, tiny_tokenizer
 
@@ -198,16 +196,6 @@ def test_a_build_that_is_killed_and_resumed_is_the_undisturbed_one(kind, tmp_pat
         assert len(fake.requests) - asked < 12, "what was finished is not asked for again"
 
 
-def test_a_chunk_that_is_half_done_is_finished_and_nothing_is_done_twice(tmp_path):
-    whole = build_table(model_source(16), plan(), tmp_path / "t")  # three prompts are drawn together
-    (file,) = (tmp_path / "t").glob("shard-*.jsonl")
-    identity, *lines = file.read_text().splitlines()
-    file.write_text("\n".join([identity, *lines[::2]]) + "\n")
-    assert rewards(build_table(model_source(16), plan(), tmp_path / "t")) == rewards(whole)
-    names = [json.loads(line)["prompt_id"] for line in file.read_text().splitlines()[1:]]
-    assert sorted(names) == sorted(sums(6)["prompt_id"])
-
-
 def test_a_prompt_without_its_second_part_is_not_finished(tmp_path):
     asked = plan(2, early_exit=2)
     certain, open_ = asked.ids
@@ -334,13 +322,6 @@ def test_any_prefix_of_a_shard_is_read_as_its_whole_lines(tmp_path):
         assert repr(again[:whole]) == repr(records[:whole])
 
 
-def test_the_beginning_of_another_build_is_not_gone_on_with(tmp_path):
-    with Shards(tmp_path, {"seed": 0}).writer() as writer:
-        writer(Record("id", 0, [1.0], 5, 1).line())
-    with pytest.raises(ValueError, match=r"seed: 0, now 1\nSet these back to resume it, or delete"):
-        Shards(tmp_path, {"seed": 1})
-
-
 @pytest.mark.parametrize("removed", [True, False])
 def test_only_one_process_merges_and_what_two_have_done_counts_once(removed, tmp_path):
     """A process that waits for the lock gets it on a folder whose shards are gone."""
@@ -370,22 +351,17 @@ def test_prompts_of_similar_length_are_drawn_together_as_many_as_fit():
     assert source.chunks(prompts, 8) == [[1], [3], [4], [2], [0]], "a prompt has all its rollouts at once"
 
 
-def test_generation_goes_on_while_the_last_is_scored_and_errors_arrive():
-    drawn = []
+def test_what_was_drawn_before_servers_were_lost_is_kept(tmp_path):
+    with FakeServer() as fake:
+        source = server_source(fake.url)
+        drawn = source.draw
 
-    def numbers(stop):
-        for i in range(10):
-            drawn.append(i)
-            yield i
-        raise OSError("no more")
+        def lost(*given):
+            yield from itertools.islice(drawn(*given), 5)
+            raise ServersLost("none is left")
 
-    lists = ahead(numbers, 4)
-    seen = next(lists)
-    deadline = time.monotonic() + 5
-    while len(drawn) < len(seen) + 4 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(drawn) >= len(seen) + 4, "drawn ahead"
-    rest: list[list[int]] = []
-    with pytest.raises(OSError, match="no more"):
-        rest.extend(lists)
-    assert seen == list(range(len(seen)))
+        source.draw = lost
+        with pytest.raises(ServersLost):
+            build_table(source, plan(9), tmp_path)
+    (file,) = tmp_path.glob("shard-*.jsonl")
+    assert len(file.read_text().splitlines()) == 1 + 5
