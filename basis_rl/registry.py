@@ -41,7 +41,11 @@ class Configured:
         Raises:
             ValueError: a value of another type, another word than those of a `Literal`, or out of its `Bounds`.
         """
-        annotations = get_type_hints(type(self), include_extras=True)
+        try:
+            annotations = get_type_hints(type(self), include_extras=True)
+        # A class of the user's own may name what is imported for type checkers only.
+        except NameError:
+            return
         for each in fields(self):  # type: ignore[arg-type]
             value = getattr(self, each.name)
             if not _is_a(value, annotations[each.name]):
@@ -144,7 +148,8 @@ def _is_a(value: Any, annotation: Any) -> bool:
     if origin in (Union, types.UnionType):
         return any(_is_a(value, each) for each in arguments)
     if origin is Annotated:
-        return _is_a(value, arguments[0]) and arguments[1].hold(value)
+        bounds = [each for each in arguments[1:] if isinstance(each, Bounds)]
+        return _is_a(value, arguments[0]) and all(each.hold(value) for each in bounds)
     if origin is Literal:
         return value in arguments
     if origin in (tuple, Sequence):
@@ -166,9 +171,9 @@ def _in_words(annotation: Any) -> str:
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if origin is Annotated:
-        return f"{_in_words(arguments[0])} {arguments[1].words}"
+        return " ".join([_in_words(arguments[0]), *(each.words for each in arguments[1:] if isinstance(each, Bounds))])
     if origin is Literal:
-        return " or ".join(arguments)
+        return " or ".join(map(str, arguments))
     if origin in (tuple, Sequence):
         return "a list of numbers" if origin is Sequence else f"a list of {len(arguments)} numbers"
     if origin is Mapping:
