@@ -220,9 +220,9 @@ def sweep_parser(add: Add) -> None:
     add("--baselines", nargs="+", required=True, help="The baselines, as NAME[:KEY=VALUE]..., with commas or blanks.")
     add("--seeds", nargs="+", default=["0"], help="The seeds: 0,1,2. The default is 0.")
     add("--budget", type=float, help="Rollouts per run. The default is that of the recipe.")
-    add("--num_generations", help="Rollouts per prompt. If the recipe has 1, only for baselines that need several (8).")
     add("--output_dir", type=Path, help="The folder of the runs. By default the recipe's output_dir with -sweep added.")
-    add("--launcher", default="", help='What starts a run, such as "accelerate launch --config_file FILE".')
+    add("--accelerate_config", help="Starts each run with `accelerate launch`, as for `train`.")
+    add("--num_processes", type=int, help="Of each run. By default those of the configuration.")
 
 
 @_command
