@@ -25,7 +25,7 @@ METHOD = [
     "within the budget, the value is weighted by that part.",
     "Curves are means over at most 50 bins of equal numbers of rollouts, and evaluations are drawn as they were "
     "measured. With several seeds, the line is the mean and the band goes from the lowest to the highest.",
-    "A curve that includes the value table begins after its rollouts or, dashed, after the run's share of them.",
+    "A curve that includes the value table begins after its rollouts.",
     "Time is the wall-clock time of the training, with its evaluations and checkpoints, on the machines of the runs.",
 ]
 

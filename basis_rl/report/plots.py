@@ -14,7 +14,7 @@ import numpy as np
 
 from basis_rl.report import compare
 from basis_rl.report.compare import Comparison, Curve, evaluation_name
-from basis_rl.report.tables import METRICS, PERCENT, WAITED, Metric, table_price, time_unit
+from basis_rl.report.tables import METRICS, PERCENT, WAITED, Metric, table_price
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, for white and lightened for a dark page. Further
 # groups reuse them with another line style.
@@ -52,7 +52,7 @@ def plots(comparison: Comparison) -> list[Metric]:
         for x in ("num_rollouts", "num_rollout_tokens", "seconds")
     ]
     if any(run.table for run in comparison.runs):
-        wanted.append(learning("reward with the value table (dashed: its share)", "reward", x=TABLE))
+        wanted.append(learning("reward with the value table", "reward", x=TABLE))
     return [plot for plot in [*wanted, *METRICS] if any(lines(comparison, plot))]
 
 
@@ -92,18 +92,15 @@ def _draw(comparison: Comparison, plot: Metric) -> Any:
 
     figure = Figure(figsize=(4.8, 3.1))
     axis = figure.subplots()
-    unit, scale = time_unit(comparison) if plot.x == "seconds" else ("", 1.0)
     for index, (group, found) in enumerate(zip(comparison.groups, lines(comparison, plot), strict=True)):
         if found is None:
             continue
-        whole, share = table_price(group, comparison) if plot.x == TABLE else (0.0, 0.0)
-        x = found.x + whole
+        x = found.x + (table_price(group) if plot.x == TABLE else 0.0)
         if plot.x in ("num_rollout_tokens", "seconds", "step"):
+            scale = 60 if plot.x == "seconds" else 1
             x = np.mean([run.spent(plot.x, x) for run in group.runs], axis=0) / scale
         _line(axis, x, found, index, label=group.label)
-        if share < whole:
-            _line(axis, found.x + share, found, index, linestyle="--", band=False)
-    _dress(axis, plot, unit)
+    _dress(axis, plot)
     figure.tight_layout()
     return figure
 
@@ -113,23 +110,23 @@ def marker(index: int) -> int:
     return (index + index // len(MARKERS)) % len(MARKERS)
 
 
-def _line(axis: Any, x: np.ndarray, found: Curve, index: int, *, band: bool = True, **style: Any) -> None:
+def _line(axis: Any, x: np.ndarray, found: Curve, index: int, label: str) -> None:
     color = LIGHT[index % len(LIGHT)]
     line = _LINES[index // len(LIGHT) % len(_LINES)]
     every = max(1, len(x) // 6)
-    style = {"color": color, "linestyle": line, "linewidth": 1.8, "marker": [*MARKERS][marker(index)], **style}
-    axis.plot(x, found.mean, markersize=5, markevery=(index % every, every), **style)
-    if band and found.y.shape[0] > 1:
+    style = {"color": color, "linestyle": line, "marker": [*MARKERS][marker(index)], "label": label}
+    axis.plot(x, found.mean, linewidth=1.8, markersize=5, markevery=(index % every, every), **style)
+    if found.y.shape[0] > 1:
         low = np.fmin.reduce(found.y, axis=0)
         high = np.fmax.reduce(found.y, axis=0)
         axis.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
 
 
-def _dress(axis: Any, plot: Metric, unit: str) -> None:
+def _dress(axis: Any, plot: Metric) -> None:
     from matplotlib import ticker
 
     axis.set_title(plot.title, fontsize=11, loc="left", parse_math=False)
-    axis.set_xlabel(f"{_AXES[plot.x]} ({unit})" if unit else _AXES[plot.x])
+    axis.set_xlabel(_AXES[plot.x] + " (min)" * (plot.x == "seconds"))
     axis.grid(color=_GRID, linewidth=0.6)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
@@ -170,7 +167,7 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
                 axis.plot(steps, smooth(values), color=color, linewidth=2, label=side)
         if metric is _WAITING:
             axis.legend(frameon=False)
-        _dress(axis, replace(metric, x="step"), "")
+        _dress(axis, replace(metric, x="step"))
     figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=120)

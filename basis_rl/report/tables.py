@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +13,7 @@ from tqdm import tqdm
 
 from basis_rl.report import compare
 from basis_rl.report.compare import END, Comparison, Estimate, over_seeds, rollouts_to
-from basis_rl.report.runs import EFFECTIVE, Group, Run, differing
+from basis_rl.report.runs import Group, Run, differing
 
 NONE = "–"
 THREE = "{:.3f}".format
@@ -65,7 +64,7 @@ METRICS = [
     Metric("calibrated β", "baseline/beta", end=True, log=True, x="step"),
     Metric("mean of (r − b)²", "baseline/mse_to_reward", "{:.4f}".format),
     Metric("explained variance", "baseline/explained_variance", PERCENT),
-    Metric("effective signal", EFFECTIVE, PERCENT),
+    Metric("rollouts that teach nothing", "advantages/zero", PERCENT),
     Metric("b exactly 0 or 1", "baseline/at_bounds", PERCENT),
     Metric("variance of the gradient", "gradient/variance", log=True),
     Metric("signal |g|² of the gradient", "gradient/signal", log=True),
@@ -115,9 +114,8 @@ def final_table(comparison: Comparison) -> Table:
     columns = [_Column("reward at the end", final_reward(budget), THREE), *accuracies]
     if len(accuracies) > 1:
         columns.append(_Column("avg", lambda run: fmean(column.value(run) for column in accuracies), THREE))
-    unit, seconds = time_unit(comparison)
     columns += [
-        _Column(f"time ({unit})", lambda run: run.spent("seconds", budget) / seconds, _TENTH),
+        _Column("time (min)", lambda run: run.spent("seconds", budget) / 60, _TENTH),
         _Column("rollout tokens", lambda run: run.spent("num_rollout_tokens", budget), tqdm.format_sizeof),
         _Column("steps", lambda run: run.spent("step", budget), _WHOLE, compared=False),
     ]
@@ -145,21 +143,20 @@ def cost_table(comparison: Comparison) -> Table:
     """Rollouts until the reference's final reward is reached, without and with those of the value table."""
     budget = comparison.budget
     target = reference_reward(comparison)
-    unit, scale = time_unit(comparison)
-    titles = ["setting", "rollouts", "with the whole table", "with its share", f"time ({unit})", "runs that reach it"]
     rows = []
     for index, group in enumerate(comparison.groups):
         reached = {run.path: rollouts_to(run, target, budget) for run in group.runs}
         found = over_seeds(list(reached.values()))
-        time = over_seeds([run.spent("seconds", reached[run.path]) / scale for run in group.runs])
-        shown = [_WHOLE(found.mean + extra) if found.n else NONE for extra in (0.0, *table_price(group, comparison))]
+        time = over_seeds([run.spent("seconds", reached[run.path]) / 60 for run in group.runs])
+        shown = [_WHOLE(found.mean + extra) if found.n else NONE for extra in (0.0, table_price(group))]
         rows.append(Row([group.label, *shown, with_spread(time, _TENTH), f"{found.n} of {len(group.runs)}"], index))
     caption = (
         f"Rollouts until the reward (mean over a window of a tenth of the budget) reaches {target:.3f}, the final "
         f"reward of '{comparison.reference.label}'; mean over the runs that reach it. A value table is sampled once, "
-        "before training; its rollouts are charged to one run, or in equal shares to the runs of this comparison that "
-        "used the same table. No table here includes the time and tokens of sampling it."
+        "before training, and serves every run of its model; here each run pays for all of it. No table here includes "
+        "the time and tokens of sampling it."
     )
+    titles = ["setting", "rollouts", "with the value table", "time (min)", "runs that reach it"]
     return Table("Rollouts to the reference's reward", titles, rows, caption)
 
 
@@ -173,14 +170,9 @@ def reference_reward(comparison: Comparison) -> float:
     return over_seeds([final_reward(comparison.budget)(run) for run in comparison.reference.runs]).mean
 
 
-def table_price(group: Group, comparison: Comparison) -> tuple[float, float]:
-    """Rollouts of the value tables that a group's runs used: those of the whole table, and the run's share of them.
-
-    Runs whose tables have the same hash share one. Both are means over the runs; one without a table counts as 0.
-    """
-    users = Counter(run.table["sha256"] for run in comparison.runs if run.table)
-    whole = [(run.table["rollouts"], users[run.table["sha256"]]) if run.table else (0, 1) for run in group.runs]
-    return fmean(price for price, _ in whole), fmean(price / shared for price, shared in whole)
+def table_price(group: Group) -> float:
+    """Rollouts of the value table that a group's runs used, mean over the runs; one without a table counts as 0."""
+    return fmean(run.table["rollouts"] if run.table else 0 for run in group.runs)
 
 
 def diagnostics_table(comparison: Comparison) -> Table:
@@ -192,8 +184,8 @@ def diagnostics_table(comparison: Comparison) -> Table:
             columns.append(_Column(metric.title + " at the end" * metric.end, value, metric.show))
     rows = [Row([group.label, *_cells(group, columns)], i) for i, group in enumerate(comparison.groups)]
     caption = (
-        "Values are means over the budget, or at the end of it over the last tenth. Effective signal is the share of "
-        "rollouts whose advantage is not exactly 0. The gradient is measured per optimizer step, before clipping, if "
+        "Values are means over the budget, or at the end of it over the last tenth. A rollout teaches nothing if its "
+        "advantage is exactly 0. The gradient is measured per optimizer step, before clipping, if "
         "log_gradient_variance is true."
     )
     return Table(Metric.section, ["setting", *(column.title for column in columns)], rows, caption)
@@ -258,9 +250,3 @@ def interval(found: Estimate, show: Show) -> str:
 def signed(value: float, show: Show) -> str:
     """The value with its sign, which is a true minus sign (not a hyphen) below 0."""
     return ("−" if value < 0 else "+") + show(abs(value))
-
-
-def time_unit(comparison: Comparison) -> tuple[str, float]:
-    """The unit in which the longest time is easy to read, and the number of seconds in it."""
-    seconds = max(run.spent("seconds", comparison.budget) for run in comparison.runs)
-    return ("h", 3600.0) if seconds >= 5400 else ("min", 60.0) if seconds >= 180 else ("s", 1.0)

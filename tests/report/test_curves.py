@@ -1,23 +1,10 @@
 """Reading a run's log and plotting it."""
 
-import json
-
 import pytest
 
 from basis_rl.report.plots import plot_training, smooth
-from basis_rl.report.runs import read_log
 
 LOG = [{"step": i, "reward": 0.1 * i, "baseline/beta": 5 / (i + 1), "baseline/mse_to_reward": 0.2} for i in range(8)]
-
-
-def test_newest_checkpoint_is_read(tmp_path):
-    for step in (2, 10):
-        folder = tmp_path / f"checkpoint-{step}"
-        folder.mkdir()
-        (folder / "trainer_state.json").write_text(json.dumps({"log_history": [{"step": step}]}))
-    assert read_log(tmp_path) == [{"step": 10}]
-    with pytest.raises(ValueError, match=r"has no trainer_state\.json"):
-        read_log(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("keys", [("reward", "baseline/beta", "baseline/mse_to_reward"), ("reward",), ()])

@@ -127,9 +127,9 @@ class Axis:
 
 def test_the_band_is_from_the_lowest_to_the_highest_run():
     axis, y = Axis(), np.array([[1.0, 5.0], [2.0, np.nan], [0.0, 4.0]])
-    _line(axis, np.array([1.0, 2.0]), Curve(np.arange(2.0), y), 0)
+    _line(axis, np.array([1.0, 2.0]), Curve(np.arange(2.0), y), 0, "a")
     assert axis.bands == [([0.0, 4.0], [2.0, 5.0])]
-    _line(axis, np.array([1.0, 2.0]), Curve(np.arange(2.0), y[:1]), 0)
+    _line(axis, np.array([1.0, 2.0]), Curve(np.arange(2.0), y[:1]), 0, "a")
     assert len(axis.bands) == 1, "a single run has none"
 
 
@@ -138,12 +138,12 @@ def test_a_curve_with_its_table_begins_after_the_tables_rollouts(tmp_path, monke
         write_run(tmp_path / f"basis-{seed}", seed=seed, baseline="basis", table="t")
     write_run(tmp_path / "rloo")
     drawn = []
-    monkeypatch.setattr(plots, "_line", lambda axis, x, *args, **style: drawn.append((x[-1], style.get("linestyle"))))
+    monkeypatch.setattr(plots, "_line", lambda axis, x, *args, **style: drawn.append(x[-1]))
     found = compare_runs([tmp_path])
     (plot,) = [each for each in plots.plots(found) if each.x == plots.TABLE]
     plots.svg(found, plot)
     middle = found.budget * (1 - 1 / 40)  # of the last of 20 bins
-    assert drawn == [(middle + 1000, None), (middle + 500, "--"), (middle, None)]
+    assert drawn == [middle + 1000, middle]
 
 
 def test_the_command(runs, tmp_path, capsys):

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import torch
 import yaml
 from transformers import BitsAndBytesConfig
@@ -156,7 +157,8 @@ def test_a_comparison_reads_what_the_card_is_made_of(tmp_path):
         facts(tmp_path, baseline=build_baseline("basis", values=table), log=[{"train_runtime": 1.0}]), tmp_path
     )
     record = json.loads((tmp_path / "run.json").read_text())
-    read = Run(Path("r"), [{"num_rollouts": 1}], {"baseline": "my:Own", "objective": None, "lr": 1}, record)
+    recipe = {"baseline": "my:Own", "objective": None, "lr": 1}
+    read = Run(Path("r"), pd.DataFrame([{"num_rollouts": 1}]), recipe, record)
     assert read.settings == {**record["compared"], "baseline": "my:Own", "objective": "dapo", "seed": 42, "lr": 1}
     assert read.finished
     assert (read.table["sha256"], read.table["rollouts"]) == (table.digest, 2)
