@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from huggingface_hub import get_token
+from huggingface_hub.utils import validate_repo_id
 
 from basis_rl.cli.main import LOST, STOPPED, fail
 from basis_rl.engine import ServersLost
@@ -185,8 +186,7 @@ def _provenance(folder: Path) -> dict[str, Any]:
 def _check_hub(repo_id: str | None, token: str | None) -> None:
     if repo_id is None:
         return
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", repo_id):
-        raise ValueError(f"--values_push_to_hub must be the id of a dataset repository, `owner/name`, got '{repo_id}'.")
+    validate_repo_id(repo_id)
     if not (token or get_token()):
         raise ValueError("--values_push_to_hub needs a token of the Hub: `hf auth login`, or HF_TOKEN.")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from basis_rl.report import compare
 from basis_rl.report.compare import Comparison, Curve, evaluation_name
@@ -164,18 +165,10 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
                 axis.plot(steps, values, color=color, linewidth=2, marker="o", markersize=4)
             else:
                 axis.plot(steps, values, color=color, alpha=0.3, linewidth=1)
-                axis.plot(steps, smooth(values), color=color, linewidth=2, label=side)
+                axis.plot(steps, pd.Series(values).ewm(alpha=0.2).mean(), color=color, linewidth=2, label=side)
         if metric is _WAITING:
             axis.legend(frameon=False)
         _dress(axis, replace(metric, x="step"))
     figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-
-
-def smooth(values: Sequence[float], weight: float = 0.8) -> np.ndarray:
-    """Exponential moving average with bias correction: means of the values so far, with weights ``w^(t - i)``."""
-    # Older ones are lost in the rounding.
-    weights = weight ** np.arange(min(len(values), 200))
-    sums = np.cumsum(weights)
-    return np.convolve(values, weights)[: len(values)] / sums[np.minimum(np.arange(len(values)), len(sums) - 1)]

@@ -12,7 +12,6 @@ import pytest
 from basis_rl.cli.main import main
 from basis_rl.report import page
 from basis_rl.report.compare import compare_runs, rollouts_to, window_mean
-from basis_rl.report.plots import smooth
 from basis_rl.report.runs import Run, read_run
 from tests.report.folders import write_rows, write_run
 
@@ -133,12 +132,4 @@ def test_a_long_log_takes_seconds(tmp_path):
     began = time.process_time()
     run = Run(tmp_path, pd.DataFrame(rows))
     assert np.isnan(rollouts_to(run, 0.9, run.rollouts))
-    assert len(smooth([row["reward"] for row in rows])) == 400_000
     assert time.process_time() - began < 5.0
-
-
-def test_smoothing_is_a_mean_with_falling_weights():
-    values = [random.Random(i).random() for i in range(500)]
-    for i in (0, 1, 5, 250, 499):
-        weights = 0.8 ** np.arange(i + 1)[::-1]
-        assert smooth(values)[i] == pytest.approx(np.average(values[: i + 1], weights=weights))
