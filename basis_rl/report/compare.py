@@ -89,12 +89,6 @@ def compare_runs(
     short = [f"'{run.path.name}' ({run.rollouts:,.0f})" for run in runs if run.rollouts < goal]
     if short:
         notes.append(f"Runs left out because they have fewer rollouts than the budget: {', '.join(short)}.")
-    longer = [run.path.name for run in runs if run.benchmarks and run.rollouts > goal]
-    if longer:
-        notes.append(
-            "Benchmarks are of the final model. In these runs it was trained on more rollouts than the budget: "
-            f"{', '.join(longer)}."
-        )
     groups = group_runs([run for run in runs if run.rollouts >= goal])
     for group in groups:
         if len({str(run.seed) for run in group.runs}) < len(group.runs):

@@ -7,7 +7,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +19,7 @@ from transformers.utils.generic import flatten_dict
 
 from basis_rl.run.artefacts import read_lines
 from basis_rl.run.progress import LOG
-from basis_rl.run.record import RESULTS, RUN_FILE
+from basis_rl.run.record import RUN_FILE
 
 _RECIPE = "recipe.yaml"
 # The largest number that is taken from a log.
@@ -44,15 +43,13 @@ class Run:
     """A run's folder.
 
     `log` has the numbers that it logged, one row per step; `recipe` is its ``recipe.yaml``, flattened; `info` its
-    ``run.json``; `benchmarks` the accuracies of its final model (``results.json`` of ``basis-rl eval``), by benchmark
-    and ``avg@n``.
+    ``run.json``.
     """
 
     path: Path
     log: pd.DataFrame
     recipe: dict[str, Any] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
-    benchmarks: dict[str, float] = field(default_factory=dict)
 
     @property
     def seed(self) -> Any:
@@ -78,9 +75,6 @@ class Run:
             return rollouts * math.nan
         counted = self.log.groupby("num_rollouts")[what].last().dropna()
         return np.interp(rollouts, [0, *counted.index], [0, *counted])
-
-    def benchmark(self, name: str) -> float:
-        return self.benchmarks.get(name, math.nan)
 
     @property
     def table(self) -> dict[str, Any] | None:
@@ -148,7 +142,7 @@ def read_run(folder: Path) -> Run:
     recipe = _mapping(folder / _RECIPE, yaml.safe_load)
     # Training, evaluation and the end of the run have rows of their own.
     log = log.groupby("step", as_index=False).last()
-    return Run(folder, log, flatten_dict(recipe), _known(_mapping(folder / RUN_FILE)), _benchmarks(folder))
+    return Run(folder, log, flatten_dict(recipe), _known(_mapping(folder / RUN_FILE)))
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
@@ -203,17 +197,6 @@ def _known(info: dict[str, Any]) -> dict[str, Any]:
     made = [each for each in known.get("artefacts", []) if isinstance(each, dict)]
     made = [each for each in made if all(isinstance(each.get(key), shape) for key, shape in parts.items())]
     return {**known, "artefacts": made, "versions": versions}
-
-
-def _benchmarks(folder: Path) -> dict[str, float]:
-    """Accuracies from ``results.json`` in the folder or in its ``eval`` folder; entries of another form are ignored."""
-    found = {}
-    for path in (folder / RESULTS, folder / "eval" / RESULTS):
-        for name, entry in _mapping(path).items():
-            with suppress(KeyError, TypeError, ValueError, OverflowError):
-                metric = f"avg@{entry['num_rollouts']}"
-                found[f"{name} {metric}"] = float(entry[metric]["value"])
-    return found
 
 
 def what_counts(settings: Mapping[str, Any]) -> dict[str, Any]:

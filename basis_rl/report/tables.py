@@ -109,8 +109,6 @@ def final_table(comparison: Comparison) -> Table:
     for key in [*compare.evaluations(comparison.keys), *compare.largest_passes(comparison.keys)]:
         value = partial(compare.last_until, key=key, budget=budget)
         accuracies.append(_Column(f"eval {compare.evaluation_name(key) or 'reward'}", value, THREE))
-    for name in dict.fromkeys(name for run in comparison.runs for name in run.benchmarks):
-        accuracies.append(_Column(name, partial(Run.benchmark, name=name), THREE))
     columns = [_Column("reward at the end", final_reward(budget), THREE), *accuracies]
     if len(accuracies) > 1:
         columns.append(_Column("avg", lambda run: fmean(column.value(run) for column in accuracies), THREE))
@@ -131,9 +129,9 @@ def final_table(comparison: Comparison) -> Table:
             rows.append(_differences(group, comparison.reference, columns, len(last)))
     caption = (
         f"Every run is taken at {budget:,.0f} rollouts. The reward is the mean over the last tenth of them, an "
-        "evaluation the last one within the budget; benchmarks are of the final model. ± is the standard deviation "
-        "over the seeds. Δ is the difference, with its 95 % interval over the seeds in brackets (Student's t; paired "
-        "if the seeds are the same), and bold if the interval excludes 0. One seed gives no interval."
+        "evaluation the last one within the budget. ± is the standard deviation over the seeds. Δ is the difference, "
+        "with its 95 % interval over the seeds in brackets (Student's t; paired if the seeds are the same), and bold "
+        "if the interval excludes 0. One seed gives no interval."
     )
     titles = (column.title for column in columns)
     return Table("At the same number of rollouts", ["setting", *titles, "G", "runs"], rows, caption)

@@ -1,6 +1,5 @@
 """Comparison at one number of rollouts, against sums over single rollouts; groups, budgets, differences, messages."""
 
-import json
 import math
 import random
 from pathlib import Path
@@ -20,7 +19,6 @@ from basis_rl.report.compare import (
     last_until,
     mean_until,
     points,
-    rollouts_to,
     window_mean,
 )
 from basis_rl.report.runs import Group, Run, find_runs, group_runs, read_run
@@ -70,16 +68,6 @@ def test_curves_are_cut_at_the_same_rollouts_wherever_they_were_logged(tmp_path)
         np.testing.assert_allclose(run.spent("seconds", drawn.x), drawn.x / per_step * 2.0)
         assert mean_until(run, "reward", 1000, 0.1) == pytest.approx(fmean(singles[900:1000]))
         assert run.spent("seconds", 1000) == pytest.approx(1000 / per_step * 2.0)
-
-
-def test_rollouts_until_a_reward(tmp_path):
-    write_run(tmp_path / "a", steps=40, per_step=10, level=0.8)
-    run = read_run(tmp_path / "a")
-    singles = one_by_one(*run.series("reward"))
-    reached = rollouts_to(run, 0.5, 400)
-    expected = next(n for n in range(40, 401, 10) if fmean(singles[n - 40 : n]) >= 0.5)
-    assert reached == expected
-    assert math.isnan(rollouts_to(run, 2.0, 400))
 
 
 def test_evaluations_are_found_by_any_name_and_avg_goes_before_reward():
@@ -230,15 +218,12 @@ def test_the_price_of_a_table_is_charged(tmp_path):
     assert [row.cells[at] for row in final.rows if row.group is not None] == ["1,000", "1,000", "–"]
 
 
-def test_benchmarks_of_final_models_are_columns_with_their_mean(tmp_path):
+def test_evaluations_are_columns_with_their_mean(tmp_path):
     for name, value in (("rloo", 0.25), ("grpo", 0.5)):
-        write_run(tmp_path / name, baseline=name)
-        entry = {"num_rollouts": 32, "avg@32": {"value": value, "low": 0, "high": 1}}
-        results = {"aime24": entry, "amc23": {**entry, "avg@32": {"value": value + 0.1}}, "note": "none"}
-        (tmp_path / name / "results.json").write_text(json.dumps(results))
+        write_run(tmp_path / name, baseline=name, **{"eval_aime24_avg@4": value, "eval_amc23_avg@4": value + 0.1})
     table = final_table(compare_runs([tmp_path], reference="rloo"))
     rows = {row.cells[0]: dict(zip(table.columns, row.cells, strict=True)) for row in table.rows}
-    assert rows["grpo"]["aime24 avg@32"] == "0.500"
+    assert rows["grpo"]["eval aime24 avg@4"] == "0.500"
     assert rows["grpo"]["avg"] == "0.550"
     assert rows["Δ vs rloo"]["avg"] == "+0.250"
 
