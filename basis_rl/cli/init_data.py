@@ -116,9 +116,12 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
     keys |= {"reward_kwargs": kwargs} if kwargs else {}
     prompts = len(trained) - len(invalid)
     size = min(8, prompts)
-    template = _with_test(_template(name, first["prompt"], with_choices=bool(choices)), first, tests)
+    template = _template(name, first["prompt"], with_choices=bool(choices))
+    if shown := _first_test(first, tests):
+        template = (template or "{prompt}").replace("{prompt}", "{{ prompt }}") + shown
+    kind = "texts" if isinstance(first[0]["prompt"], str) else "conversations"
     return {
-        "read": f"{len(rows)} rows, whose prompts are {_kind(first)}; the columns are {', '.join(rows.column_names)}.",
+        "read": f"{len(rows)} rows, whose prompts are {kind}; the columns are {', '.join(rows.column_names)}.",
         "keys": {key: json.dumps(value, ensure_ascii=False) for key, value in keys.items()},
         "asks": template and json.dumps(template),
         "reward": name,
@@ -195,22 +198,10 @@ def tests_in(rows: Dataset, prompt_column: str | None) -> dict[str, str]:
     return {}
 
 
-def _kind(problems: Dataset) -> str:
-    return "texts" if isinstance(problems[0]["prompt"], str) else "conversations"
-
-
 def _judged(solution_column: str | None, columns: Sequence[str]) -> dict[str, Any]:
     """Parameters of a judge to be filled in: with golds it compares with them, else it needs a question."""
     has_gold = solution_column or set(SOLUTION_COLUMNS) & set(columns)
     return _JUDGE if has_gold else _JUDGE | _RUBRIC
-
-
-def _with_test(template: str | None, problems: Dataset, tests: Mapping[str, str]) -> str | None:
-    """The template, with the first test of a row where that is needed."""
-    if not (shown := _first_test(problems, tests)):
-        return template
-    asked = (template or "{prompt}").replace("{prompt}", "{{ prompt }}")
-    return asked + shown
 
 
 def _first_test(problems: Dataset, tests: Mapping[str, str]) -> str | None:

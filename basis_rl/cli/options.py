@@ -231,7 +231,6 @@ def compare_parser(add: Add) -> None:
     their seed become one line with its spread.
     """
     add("runs", nargs="+", metavar="RUN", help="The output_dir of a run, or a folder that holds runs.")
-    add("--budget", type=float, help="Rollouts per run. The default is the most that all runs have.")
     add("--reference", metavar="NAME", help="The setting to compare with. The default is the first.")
     add("--output_dir", type=Path, default=Path("report"), help="The folder of the report.")
 

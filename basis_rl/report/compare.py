@@ -62,34 +62,24 @@ class Curve:
         return np.ma.masked_invalid(self.y).mean(axis=0).filled(math.nan)
 
 
-def compare_runs(
-    folders: Sequence[str | Path], *, budget: float | None = None, reference: str | None = None
-) -> Comparison:
-    """Read the runs in `folders`, group them by their settings, and compare them at the same budget of rollouts.
+def compare_runs(folders: Sequence[str | Path], *, reference: str | None = None) -> Comparison:
+    """Read the runs in `folders`, group them by their settings, and compare them at the number of rollouts that every
+    one of them has sampled.
 
-    By default this is the number that every run has sampled, and the others are compared with the first group; a
-    `reference` is the label of a group, or the folder name of one of its runs.
+    The others are compared with the first group; a `reference` is the label of a group, or the folder name of one of
+    its runs.
 
     Raises:
-        ValueError: a folder is not a run and contains none, no run reaches the budget, or the reference is unknown.
+        ValueError: a folder is not a run and contains none, or the reference is unknown.
     """
     runs, notes = _read(folders)
-    if budget is not None and budget <= 0:
-        raise ValueError(f"The budget must be positive, got {budget:g} rollouts.")
     shortest = min(runs, key=lambda run: run.rollouts)
-    longest = max(run.rollouts for run in runs)
-    goal = shortest.rollouts if budget is None else float(budget)
-    if goal > longest:
-        raise ValueError(f"No run has sampled {goal:,.0f} rollouts; the longest has {longest:,.0f}.")
-    if budget is None and not shortest.finished and longest > goal:
+    if not shortest.finished and max(run.rollouts for run in runs) > shortest.rollouts:
         notes.append(
-            f"The budget is the number of rollouts of '{shortest.path.name}', which has not finished. Give a larger "
-            "--budget to leave this run out."
+            f"The budget is the number of rollouts of '{shortest.path.name}', which has not finished. Leave this run "
+            "out for a larger one."
         )
-    short = [f"'{run.path.name}' ({run.rollouts:,.0f})" for run in runs if run.rollouts < goal]
-    if short:
-        notes.append(f"Runs left out because they have fewer rollouts than the budget: {', '.join(short)}.")
-    groups = group_runs([run for run in runs if run.rollouts >= goal])
+    groups = group_runs(runs)
     for group in groups:
         if len({str(run.seed) for run in group.runs}) < len(group.runs):
             notes.append(f"'{group.label}' has several runs with the same seed; each of them counts as one run.")
@@ -102,7 +92,7 @@ def compare_runs(
     if not found:
         labels = ", ".join(group.label for group in groups)
         raise ValueError(f"There is no '{reference}' to compare with. Choose one of: {labels}.")
-    return Comparison(groups, found[0], goal, notes)
+    return Comparison(groups, found[0], shortest.rollouts, notes)
 
 
 def _read(folders: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
@@ -129,9 +119,9 @@ def window_mean(x: np.ndarray, y: np.ndarray, low: Any, high: Any) -> Any:
     return np.divide(gained, width, out=np.full(np.shape(width), math.nan), where=width > 0)[()]
 
 
-def mean_until(run: Run, key: str, budget: float, share: float = 1.0) -> float:
-    """Mean of a metric over the last `share` of the budget; NaN if it was not logged."""
-    return float(window_mean(*run.series(key), budget - share * budget, budget))
+def final_reward(run: Run, budget: float) -> float:
+    """The training reward of a run at the end of the budget."""
+    return float(window_mean(*run.series("reward"), budget - END * budget, budget))
 
 
 def last_until(run: Run, key: str, budget: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pandas as pd
 
 from basis_rl.report import compare
 from basis_rl.report.compare import Comparison, Curve, evaluation_name
-from basis_rl.report.tables import METRICS, PERCENT, WAITED, Metric, table_price
+from basis_rl.report.tables import table_price
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, for white and lightened for a dark page. Further
 # groups reuse them with another line style.
@@ -30,8 +30,50 @@ _SAVED: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.05}
 # An axis that is computed, not logged: rollouts of the training plus those of the value table.
 TABLE = "with_table"
 
+
+@dataclass(frozen=True)
+class Metric:
+    """A key of the log, drawn over `x`."""
+
+    title: str
+    key: str
+    percent: bool = False
+    log: bool = False
+    x: str = "num_rollouts"
+    section: str = "Baseline, gradient, policy"
+
+
+# Shares of the time that trainer and server waited for each other.
+WAITED = ("rollout/waited_share", "rollout/server_waited_share")
+_prompts = partial(Metric, section="Prompts")
+_streamed = partial(Metric, section="Streamed rollouts")
+METRICS = [
+    Metric("calibrated β", "baseline/beta", log=True, x="step"),
+    Metric("mean of (r − b)²", "baseline/mse_to_reward"),
+    Metric("explained variance", "baseline/explained_variance", percent=True),
+    Metric("rollouts that teach nothing", "advantages/zero", percent=True),
+    Metric("b exactly 0 or 1", "baseline/at_bounds", percent=True),
+    Metric("variance of the gradient", "gradient/variance", log=True),
+    Metric("signal |g|² of the gradient", "gradient/signal", log=True),
+    Metric("total power of the gradient", "gradient/total_power", log=True),
+    Metric("tokens per rollout", "completions/mean_length"),
+    Metric("truncated rollouts", "completions/clipped_ratio", percent=True),
+    Metric("entropy", "entropy"),
+    Metric("KL to the reference", "kl"),
+    _prompts("believed value of the prompts drawn", "sampler/believed"),
+    _prompts("reward of the prompts drawn", "sampler/reward"),
+    _prompts("prompts believed to be solved", "sampler/believed_solved", percent=True),
+    _prompts("prompts believed to be impossible", "sampler/believed_impossible", percent=True),
+    _prompts("prompts that a draw is spread over", "sampler/effective_prompts", percent=True),
+    _prompts("prompts ever drawn", "sampler/coverage", percent=True),
+    _prompts("ratios to a uniform draw that were clipped", "sampler/ratio_clipped", percent=True),
+    _prompts("refills of a batch", "sampler/refills"),
+    _streamed("staleness in optimizer steps", "rollout/staleness"),
+    _streamed("share of the time that the trainer waited", WAITED[0], percent=True),
+    _streamed("share of the time that the server waited", WAITED[1], percent=True),
+]
+_WAITING = Metric("share of the time that each side waited", WAITED[0], percent=True)
 _OF_A_RUN = ("baseline/beta", "baseline/mse_to_reward", "rollout/staleness")
-_WAITING = Metric("share of the time that each side waited", WAITED[0], PERCENT)
 _AXES = {
     "num_rollouts": "rollouts",
     "num_rollout_tokens": "rollout tokens",
@@ -137,7 +179,7 @@ def _dress(axis: Any, plot: Metric) -> None:
     axis.set_xlim(left=0)
     if plot.log and axis.dataLim.y0 > 0:
         axis.set_yscale("log")
-    elif plot.show is PERCENT:
+    elif plot.percent:
         axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
 
 

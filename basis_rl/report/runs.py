@@ -21,7 +21,6 @@ from basis_rl.run.artefacts import read_lines
 from basis_rl.run.progress import LOG
 from basis_rl.run.record import RUN_FILE
 
-_RECIPE = "recipe.yaml"
 # The largest number that is taken from a log.
 _LARGEST = 1e300
 # Of a recipe or record: YAML may say in a few lines what fills the memory.
@@ -110,9 +109,7 @@ def find_runs(folders: Sequence[str | Path]) -> list[Path]:
     """The folders of runs among `folders` and directly below them, each once; a ValueError where there is none."""
     found: dict[Path, Path] = {}
     for folder in map(Path, folders):
-        if not folder.is_dir():
-            raise ValueError(f"There is no folder '{folder}'.")
-        inside = [folder] if _is_run(folder) else sorted(path for path in folder.iterdir() if _is_run(path))
+        inside = [folder] if (folder / LOG).is_file() else sorted(path.parent for path in folder.glob(f"*/{LOG}"))
         if not inside:
             raise ValueError(
                 f"'{folder}' is not a run and contains none: neither it nor a folder directly below it has a "
@@ -122,10 +119,6 @@ def find_runs(folders: Sequence[str | Path]) -> list[Path]:
     return list(found.values())
 
 
-def _is_run(folder: Path) -> bool:
-    return (folder / LOG).is_file()
-
-
 def read_run(folder: Path) -> Run:
     """Read a run, which may be in progress; a ValueError if it has not logged rewards and numbers of rollouts.
 
@@ -133,15 +126,13 @@ def read_run(folder: Path) -> Run:
     is left out.
     """
     log = pd.DataFrame(map(_numbers, read_lines(folder / LOG)))
-    if not {"step", "reward"} <= {*log}:
-        raise ValueError(f"'{folder}' has not logged a reward yet.")
-    # Rows without a number of rollouts have no place on the axis that runs are compared on.
-    log = log[log["num_rollouts"] >= 0] if "num_rollouts" in log else log[:0]
-    if log.empty or log["num_rollouts"].max() == 0:
-        raise ValueError(f"The log of '{folder}' has no `num_rollouts`: another trainer wrote it. Train the run again.")
-    recipe = _mapping(folder / _RECIPE, yaml.safe_load)
-    # Training, evaluation and the end of the run have rows of their own.
-    log = log.groupby("step", as_index=False).last()
+    if not {"step", "reward", "num_rollouts"} <= {*log}:
+        raise ValueError(f"'{folder}' has logged no `reward` and `num_rollouts` yet, by which runs are compared.")
+    # Training, evaluation and the end of the run have rows of their own for a step.
+    log = log[log["num_rollouts"] >= 0].groupby("step", as_index=False).last()
+    if not log["num_rollouts"].max() > 0:
+        raise ValueError(f"'{folder}' has sampled no rollouts yet.")
+    recipe = _mapping(folder / "recipe.yaml", yaml.safe_load)
     return Run(folder, log, flatten_dict(recipe), _known(_mapping(folder / RUN_FILE)))
 
 

@@ -12,15 +12,13 @@ from statistics import fmean
 from tqdm import tqdm
 
 from basis_rl.report import compare
-from basis_rl.report.compare import END, Comparison, Estimate, over_seeds, rollouts_to
+from basis_rl.report.compare import Comparison, Estimate, final_reward, over_seeds, rollouts_to
 from basis_rl.report.runs import Group, Run, differing
 
 NONE = "–"
 THREE = "{:.3f}".format
 _WHOLE = "{:,.0f}".format
 _TENTH = "{:.1f}".format
-PERCENT = "{:.1%}".format
-_SHORT = "{:.3g}".format
 Show = Callable[[float], str]
 
 
@@ -44,50 +42,6 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Metric:
-    """A key of the log: one plot over `x` and, in some sections, a column: the mean over the budget or its end."""
-
-    title: str
-    key: str
-    show: Show = _SHORT
-    end: bool = False
-    log: bool = False
-    x: str = "num_rollouts"
-    section: str = "Baseline, gradient, policy"
-
-
-# Shares of the time that trainer and server waited for each other.
-WAITED = ("rollout/waited_share", "rollout/server_waited_share")
-_prompts = partial(Metric, section="Prompts")
-_streamed = partial(Metric, section="Streamed rollouts")
-METRICS = [
-    Metric("calibrated β", "baseline/beta", end=True, log=True, x="step"),
-    Metric("mean of (r − b)²", "baseline/mse_to_reward", "{:.4f}".format),
-    Metric("explained variance", "baseline/explained_variance", PERCENT),
-    Metric("rollouts that teach nothing", "advantages/zero", PERCENT),
-    Metric("b exactly 0 or 1", "baseline/at_bounds", PERCENT),
-    Metric("variance of the gradient", "gradient/variance", log=True),
-    Metric("signal |g|² of the gradient", "gradient/signal", log=True),
-    Metric("total power of the gradient", "gradient/total_power", log=True),
-    Metric("tokens per rollout", "completions/mean_length", _TENTH, end=True),
-    Metric("truncated rollouts", "completions/clipped_ratio", PERCENT, end=True),
-    Metric("entropy", "entropy", THREE, end=True),
-    Metric("KL to the reference", "kl", end=True),
-    _prompts("believed value of the prompts drawn", "sampler/believed"),
-    _prompts("reward of the prompts drawn", "sampler/reward"),
-    _prompts("prompts believed to be solved", "sampler/believed_solved", PERCENT),
-    _prompts("prompts believed to be impossible", "sampler/believed_impossible", PERCENT),
-    _prompts("prompts that a draw is spread over", "sampler/effective_prompts", PERCENT),
-    _prompts("prompts ever drawn", "sampler/coverage", PERCENT),
-    _prompts("ratios to a uniform draw that were clipped", "sampler/ratio_clipped", PERCENT),
-    _prompts("refills of a batch", "sampler/refills"),
-    _streamed("staleness in optimizer steps", "rollout/staleness"),
-    _streamed("share of the time that the trainer waited", WAITED[0], PERCENT),
-    _streamed("share of the time that the server waited", WAITED[1], PERCENT),
-]
-
-
-@dataclass(frozen=True)
 class _Column:
     title: str
     value: Callable[[Run], float]
@@ -97,8 +51,7 @@ class _Column:
 
 def tables(comparison: Comparison) -> list[Table]:
     """The tables of results; `setup_tables` tell what was compared."""
-    found = [final_table(comparison), cost_table(comparison), diagnostics_table(comparison)]
-    return [table for table in found if len(table.columns) > 1]
+    return [final_table(comparison), cost_table(comparison)]
 
 
 def final_table(comparison: Comparison) -> Table:
@@ -109,7 +62,7 @@ def final_table(comparison: Comparison) -> Table:
     for key in [*compare.evaluations(comparison.keys), *compare.largest_passes(comparison.keys)]:
         value = partial(compare.last_until, key=key, budget=budget)
         accuracies.append(_Column(f"eval {compare.evaluation_name(key) or 'reward'}", value, THREE))
-    columns = [_Column("reward at the end", final_reward(budget), THREE), *accuracies]
+    columns = [_Column("reward at the end", partial(final_reward, budget=budget), THREE), *accuracies]
     if len(accuracies) > 1:
         columns.append(_Column("avg", lambda run: fmean(column.value(run) for column in accuracies), THREE))
     columns += [
@@ -158,35 +111,14 @@ def cost_table(comparison: Comparison) -> Table:
     return Table("Rollouts to the reference's reward", titles, rows, caption)
 
 
-def final_reward(budget: float) -> Callable[[Run], float]:
-    """The training reward of a run at the end of the budget."""
-    return partial(compare.mean_until, key="reward", budget=budget, share=END)
-
-
 def reference_reward(comparison: Comparison) -> float:
     """The reference's final training reward, mean over its runs."""
-    return over_seeds([final_reward(comparison.budget)(run) for run in comparison.reference.runs]).mean
+    return over_seeds([final_reward(run, comparison.budget) for run in comparison.reference.runs]).mean
 
 
 def table_price(group: Group) -> float:
     """Rollouts of the value table that a group's runs used, mean over the runs; one without a table counts as 0."""
     return fmean(run.table["rollouts"] if run.table else 0 for run in group.runs)
-
-
-def diagnostics_table(comparison: Comparison) -> Table:
-    """Those metrics of the baseline, the gradient and the policy that were logged."""
-    columns = []
-    for metric in METRICS:
-        value = partial(compare.mean_until, key=metric.key, budget=comparison.budget, share=END if metric.end else 1.0)
-        if metric.section == Metric.section and not all(math.isnan(value(run)) for run in comparison.runs):
-            columns.append(_Column(metric.title + " at the end" * metric.end, value, metric.show))
-    rows = [Row([group.label, *_cells(group, columns)], i) for i, group in enumerate(comparison.groups)]
-    caption = (
-        "Values are means over the budget, or at the end of it over the last tenth. A rollout teaches nothing if its "
-        "advantage is exactly 0. The gradient is measured per optimizer step, before clipping, if "
-        "log_gradient_variance is true."
-    )
-    return Table(Metric.section, ["setting", *(column.title for column in columns)], rows, caption)
 
 
 def setup_tables(comparison: Comparison) -> list[Table]:

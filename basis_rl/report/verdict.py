@@ -9,7 +9,7 @@ from statistics import fmean
 from basis_rl.report import compare
 from basis_rl.report.compare import Comparison, over_seeds
 from basis_rl.report.runs import Run
-from basis_rl.report.tables import THREE, final_reward, interval, signed, with_spread
+from basis_rl.report.tables import THREE, interval, signed, with_spread
 
 _REWARD = "final training reward"
 
@@ -67,7 +67,7 @@ def _measure(comparison: Comparison) -> tuple[str, Callable[[Run], float]]:
         if all(over_seeds([value(run) for run in group.runs]).n for group in comparison.groups):
             common[key] = value
     if not common:
-        return _REWARD, final_reward(comparison.budget)
+        return _REWARD, partial(compare.final_reward, budget=comparison.budget)
     name = compare.evaluation_name(next(iter(common))) if len(common) == 1 else f"mean over {len(common)} sets"
     what = f"evaluation ({name})" if name else "evaluation reward"
     return what, lambda run: fmean(value(run) for value in common.values())

@@ -230,12 +230,12 @@ class Origin:
         """The one that was given, or that of the base model's card; None if neither is known."""
         if self.license:
             return License(id=self.license)
-        is_local = Path(self.model).is_dir()
+        card = Path(self.model) / "README.md"
+        is_local = card.parent.is_dir()
         try:
-            if is_local:
-                data = ModelCard.load(Path(self.model) / "README.md").data
-            else:
-                data = ModelCard.load(hf_hub_download(self.model, "README.md", local_files_only=not self.online)).data
+            if not is_local:
+                card = Path(hf_hub_download(self.model, "README.md", local_files_only=not self.online))
+            data = ModelCard.load(card).data
         # No card, no such model, no network, no front matter: the card then says so.
         except Exception:
             return None

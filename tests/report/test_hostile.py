@@ -93,7 +93,7 @@ def test_what_is_no_number_in_a_log_is_passed_over(key, tmp_path, capsys):
 def test_a_log_of_nothing_but_oddities_is_no_run(tmp_path):
     write_run(tmp_path / "odd")
     write_rows(tmp_path / "odd", [{"step": i, "reward": 1.0, "num_rollouts": 0} for i in range(3)])
-    with pytest.raises(ValueError, match="has no `num_rollouts`"):
+    with pytest.raises(ValueError, match="has sampled no rollouts"):
         compare_runs([tmp_path])
 
 

@@ -129,10 +129,10 @@ def test_a_curve_with_its_table_begins_after_the_tables_rollouts(tmp_path, monke
 
 
 def test_the_command(runs, tmp_path, capsys):
-    options = ["--output_dir", str(tmp_path / "r"), "--reference", "basis", "--budget", "700"]
+    options = ["--output_dir", str(tmp_path / "r"), "--reference", "basis"]
     assert main(["compare", str(runs), *options]) == 0
     said = capsys.readouterr().out
-    assert "700 rollouts each; differences are from 'basis'" in said
+    assert "1,280 rollouts each; differences are from 'basis'" in said
     assert (tmp_path / "r" / "report.html").stat().st_size > 10_000
     assert main(["compare", str(tmp_path)]) == 2
     assert "is not a run and contains none" in capsys.readouterr().err

@@ -188,31 +188,20 @@ class Recorder:
     ],
 )
 def test_what_a_save_pushes_by_strategy(strategy, is_last, free, pushes, place, tmp_path):
-    run = write(tmp_path / "run", OF_RUN)
+    rollouts = ["rollouts/step-000001.jsonl.gz"]
+    run = write(tmp_path / "run", OF_RUN + rollouts)
     folder = write(run / "checkpoint-2", OF_MODEL + TO_RESUME)
     made = Recorder(free)
     own = publisher(run, made, strategy)
+    own.args.push_rollouts = free
     if own.is_due(is_last):
         own.push_checkpoint(folder, 2)
     assert len(made.pushes) == pushes
     for each in made.pushes:
         kept = {f"{place}/{name}" for name in OF_MODEL + TO_RESUME} if place else set()
-        assert set(each.files) == {*OF_RUN, *OF_MODEL, *kept}
+        assert set(each.files) == {*OF_RUN, *OF_MODEL, *kept, *(rollouts if free else [])}
         assert (each.replaces, each.checkpoint) == (place, folder)
         assert each.files["config.json"] == folder / "config.json", "the checkpoint's, not that of an older save"
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_rollouts_are_pushed_only_if_asked(asked, tmp_path):
-    rollouts = ["rollouts/step-000001.jsonl.gz"]
-    run = write(tmp_path / "run", OF_RUN + rollouts)
-    made = Recorder()
-    own = publisher(run, made, HubStrategy.EVERY_SAVE)
-    own.args.push_rollouts = asked
-    own.push_checkpoint(write(run / "checkpoint-2", OF_MODEL), 2)
-    own.push_run("End", None)
-    for each in made.pushes:
-        assert set(each.files) & set(rollouts) == set(rollouts if asked else [])
 
 
 @pytest.mark.parametrize(
