@@ -40,7 +40,6 @@ def model_card(
         curves=curves,
         citations=citations(info.baseline, info.objective),
     )
-    license = info.license
     data = ModelCardData(
         base_model=info.base_model if info.base_on_hub else None,
         datasets=list(info.datasets) or None,
@@ -50,9 +49,7 @@ def model_card(
         pipeline_tag="text-generation",
         tags=list(info.tags),
         eval_results=list(results) or None,
-        license=license.id if license else None,
-        license_name=license.name if license else None,
-        license_link=license.link if license else None,
+        **(info.license or {}),
     )
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
 

@@ -29,7 +29,7 @@ from basis_rl.run.artefacts import versions
 from basis_rl.run.hub import Hub, Push, files_of_checkpoint, files_of_run
 from basis_rl.run.progress import PLOT
 from basis_rl.run.ranks import on_main_process
-from basis_rl.run.record import Artefact, License, RunInfo, is_hub_id, save_run_info
+from basis_rl.run.record import RunInfo, is_hub_id, save_run_info
 from basis_rl.run.redact import public_path, redact
 from basis_rl.run.run_lock import check_place
 from basis_rl.samplers import sampler_name
@@ -217,8 +217,7 @@ class Origin:
     def base_model(self) -> dict[str, Any]:
         """The facts of the base model: name, revision, license."""
         first = self.first or self.base
-        given = License(id=self.license) if self.license else None
-        return {**first, "license": self.found_license if first == self.base else given}
+        return {**first, "license": self.found_license if self.license or first == self.base else None}
 
     @cached_property
     def revision(self) -> str | None:
@@ -226,10 +225,10 @@ class Origin:
         return model_revision(self.model, self.commit) if self.model else None
 
     @cached_property
-    def found_license(self) -> License | None:
+    def found_license(self) -> dict[str, str | None] | None:
         """The one that was given, or that of the base model's card; None if neither is known."""
         if self.license:
-            return License(id=self.license)
+            return {"license": self.license}
         card = Path(self.model) / "README.md"
         is_local = card.parent.is_dir()
         try:
@@ -243,7 +242,8 @@ class Origin:
         # A file of the base model's repository.
         if link and "://" not in link:
             link = None if is_local else f"https://huggingface.co/{self.model}/blob/main/{link}"
-        return License(id=data.license, name=data.license_name, link=link) if data.license else None
+        found = {"license": data.license, "license_name": data.license_name, "license_link": link}
+        return found if data.license else None
 
 
 def run_info(run: Any, model_name: str, dataset_name: str | None = None, tags: Iterable[str] = ()) -> RunInfo:
@@ -289,19 +289,19 @@ def run_info(run: Any, model_name: str, dataset_name: str | None = None, tags: I
     )
 
 
-def artefacts_of(baseline: Baseline) -> list[Artefact]:
+def artefacts_of(baseline: Baseline) -> list[dict[str, Any]]:
     """Value tables and codebooks among the baseline's attributes."""
     found = []
     for value in vars(baseline).values():
         if type(value) in _KINDS:
             kept = {key: entry for key, entry in value.provenance.items() if not isinstance(entry, (list, dict))}
-            artefact = Artefact(
-                kind=_KINDS[type(value)],
-                source=public_path(value.source),
-                sha256=value.digest,
-                provenance=redact(kept),
-                rollouts=kept.get("rollouts", getattr(value, "num_rollouts", 0)),
-            )
+            artefact = {
+                "kind": _KINDS[type(value)],
+                "source": public_path(value.source),
+                "sha256": value.digest,
+                "provenance": redact(kept),
+                "rollouts": kept.get("rollouts", getattr(value, "num_rollouts", 0)),
+            }
             found.append(artefact)
     return found
 
