@@ -12,7 +12,7 @@ from basis_rl.recipe.words import peek
 
 def _check_model(name: str, extra: Sequence[str]) -> None:
     """Refuse a model that is neither a local folder nor on the Hub. vLLM takes half a minute to report that."""
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     found = None
     why = "it has no config.json"

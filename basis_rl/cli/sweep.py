@@ -12,12 +12,11 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 from transformers.utils.generic import flatten_dict
@@ -36,11 +35,9 @@ from basis_rl.run.artefacts import differences
 from basis_rl.run.record import is_finished
 from basis_rl.run.run_lock import held
 from basis_rl.run.seams import attributes
-from basis_rl.run.terminal import stop_signals
+from basis_rl.run.terminal import handling_stop_signals
 from basis_rl.trainer import BasisConfig
 
-# Seconds between two lines of a run that the terminal shows.
-_SHOW_EVERY = 15.0
 # Keys that the sweep sets for each run, and the option that says how.
 _OURS = {"seed": "--seeds", "baseline": "--baselines", "resume_from_checkpoint": "nothing"}
 # Rollouts per prompt for a baseline that needs several, if no setting says how many.
@@ -164,8 +161,7 @@ class Sweep:
     def run(self) -> list[Planned]:
         """The runs that failed."""
         failed = []
-        handlers = {number: signal.signal(number, self._stop) for number in stop_signals()}
-        try:
+        with handling_stop_signals(self._stop):
             for number, run in enumerate(self.runs, 1):
                 prefix = f"[{number}/{len(self.runs)} {run.name}]"
                 code = self._train(run, prefix)
@@ -175,9 +171,6 @@ class Sweep:
                 if code:
                     failed.append(run)
                     print(f"{prefix} failed with exit code {code}", flush=True)
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
         return failed
 
     def _train(self, run: Planned, prefix: str) -> int:
@@ -193,19 +186,13 @@ class Sweep:
             if self.stopped:
                 process.terminate()
             assert process.stdout is not None
-            self._show(process.stdout, file, prefix)
+            for line in process.stdout:
+                file.write(line)
+                file.flush()
+                if re.match(r"step \d+/\d+ ", line):
+                    print(f"{prefix} {line.rstrip()}", flush=True)
         self._process = None
         return process.returncode
-
-    def _show(self, output: IO[str], log: IO[str], prefix: str) -> None:
-        shown = 0.0
-        for line in output:
-            log.write(line)
-            log.flush()
-            step = re.match(r"step (\d+)/(\d+) ", line)
-            if step and (time.monotonic() - shown > _SHOW_EVERY or step[1] == step[2]):
-                shown = time.monotonic()
-                print(f"{prefix} {line.rstrip()}", flush=True)
 
     def _stop(self, number: int, frame: Any) -> None:
         if self._process is not None:

@@ -40,6 +40,7 @@ def model_card(
         curves=curves,
         citations=citations(info.baseline, info.objective),
     )
+    license: dict[str, Any] = {**(info.license or {})}
     data = ModelCardData(
         base_model=info.base_model if info.base_on_hub else None,
         datasets=list(info.datasets) or None,
@@ -49,7 +50,7 @@ def model_card(
         pipeline_tag="text-generation",
         tags=list(info.tags),
         eval_results=list(results) or None,
-        **(info.license or {}),
+        **license,
     )
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
 

@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from basis_rl.report.runs import Group, Run, differing, find_runs, group_runs, read_run
 
@@ -227,22 +228,17 @@ def difference(group: Group, values: Sequence[float], other: Group, others: Sequ
     Runs with the same seeds are paired: ``t sd(d) / sqrt(n)`` of ``d_s = a_s - b_s``. Otherwise it is Welch's interval,
     ``t sqrt(s_a^2 / n_a + s_b^2 / n_b)``, with the degrees of freedom rounded down; none if a side has only one run.
     """
-    a = over_seeds(values)
-    b = over_seeds(others)
-    mean = a.mean - b.mean
-    n = min(a.n, b.n)
-    if a.spread is None or b.spread is None:
+    sides = ((group, values), (other, others))
+    a, b = (pd.Series(found, [str(run.seed) for run in side.runs], float).dropna() for side, found in sides)
+    mean = float(a.mean() - b.mean())
+    n = min(len(a), len(b))
+    if n < 2:
         return Estimate(mean, None, n)
-    by_seed, by_seed_b = (
-        {str(run.seed): value for run, value in zip(side.runs, found, strict=True) if not math.isnan(value)}
-        for side, found in ((group, values), (other, others))
-    )
-    if by_seed.keys() == by_seed_b.keys() and len(by_seed) == a.n == b.n:
+    if len(a) == len(b) == len({*a.index}) and {*a.index} == {*b.index}:
         # Runs of one seed have the same prompts in the same order, so pairing them removes that part of the spread.
-        paired = [by_seed[seed] - by_seed_b[seed] for seed in by_seed]
-        return Estimate(mean, _t(n - 1) * stdev(paired) / math.sqrt(n), n)
-    parts = [a.spread**2 / a.n, b.spread**2 / b.n]
-    below = parts[0] ** 2 / (a.n - 1) + parts[1] ** 2 / (b.n - 1)
+        return Estimate(mean, _t(n - 1) * float((a - b).std()) / math.sqrt(n), n)
+    parts = [float(a.var()) / len(a), float(b.var()) / len(b)]
+    below = parts[0] ** 2 / (len(a) - 1) + parts[1] ** 2 / (len(b) - 1)
     # Welch-Satterthwaite; without spread on either side the cautious choice.
     freedom = sum(parts) ** 2 / below if below else 1
     return Estimate(mean, _t(int(freedom)) * math.sqrt(sum(parts)), n)

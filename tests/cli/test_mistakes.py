@@ -24,17 +24,23 @@ def test_output_that_nobody_reads_to_its_end_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def refused_at_once(words, folder):
+    """What is said in one line, before anything heavy is imported."""
+    code = "import sys; from basis_rl.cli.main import main; code = main(sys.argv[1:]); "
+    code += "assert not {'torch', 'datasets', 'trl'} & set(sys.modules); sys.exit(code)"
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, cwd=folder, env=here, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    return done.stderr
+
+
 @pytest.mark.parametrize(
     "words", ["init r.yaml --data", "check --model_name_or_path m --dataset_name", "eval m --dataset_name"]
 )
 def test_a_file_that_is_not_there_is_said_before_anything_is_imported(words, tmp_path):
-    code = "import sys; from basis_rl.cli.main import main; code = main(sys.argv[1:]); "
-    code += "assert not {'torch', 'datasets', 'trl'} & set(sys.modules); sys.exit(code)"
-    command = [sys.executable, "-c", code, *words.split(), "nowhere.jsonl"]
-    here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(command, cwd=tmp_path, env=here, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "dataset_name: there is no file 'nowhere.jsonl'" in done.stderr
+    said = refused_at_once([*words.split(), "nowhere.jsonl"], tmp_path)
+    assert "dataset_name: there is no file 'nowhere.jsonl'" in said
 
 
 @pytest.mark.parametrize("name", ["nosuch", "nobody/nosuch", "a/b/c", "empty"])
@@ -90,14 +96,9 @@ def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path, capsys):
 
 @pytest.mark.parametrize("key", ["prompt_column", "solution_column", "context_column", "difficulty_column"])
 def test_a_column_that_is_not_there_is_said_before_anything_is_imported(key, tmp_path):
-    code = "import sys; from basis_rl.cli.main import main; code = main(sys.argv[1:]); "
-    code += "assert not {'torch', 'datasets', 'trl'} & set(sys.modules); sys.exit(code)"
-    here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", code, "check", written(tmp_path), f"--{key}", "nosuch"]
-    done = subprocess.run(command, env=here, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert f"{key}: " in done.stderr
-    assert "'nosuch'" in done.stderr
+    said = refused_at_once(["check", written(tmp_path), f"--{key}", "nosuch"], tmp_path)
+    assert f"{key}: " in said
+    assert "'nosuch'" in said
 
 
 def test_columns_within_records_and_of_other_files_are_left_to_the_loader(tmp_path):
