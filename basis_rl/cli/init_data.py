@@ -116,9 +116,7 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
     keys |= {"reward_kwargs": kwargs} if kwargs else {}
     prompts = len(trained) - len(invalid)
     size = min(8, prompts)
-    template = _template(name, first["prompt"], with_choices=bool(choices))
-    if shown := _first_test(first, tests):
-        template = (template or "{prompt}").replace("{prompt}", "{{ prompt }}") + shown
+    template = _template(name, first, tests, with_choices=bool(choices))
     kind = "texts" if isinstance(first[0]["prompt"], str) else "conversations"
     return {
         "read": f"{len(rows)} rows, whose prompts are {kind}; the columns are {', '.join(rows.column_names)}.",
@@ -130,12 +128,13 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
     }
 
 
-def _template(reward: str, prompts: Sequence[Any], *, with_choices: bool) -> str | None:
+def _template(reward: str, problems: Dataset, tests: Mapping[str, str], *, with_choices: bool) -> str | None:
     """The user's turn around these problems; None leaves conversations as they are.
 
     Texts need one for the chat template. It asks for the form of the answer that the reward function reads, if most of
     the problems do not say it; conversations are not asked for a box, without which math_verify finds the answer too.
     """
+    prompts = problems["prompt"]
     texts = isinstance(prompts[0], str)
     # A template takes known instructions out of a text.
     asked = [
@@ -143,9 +142,12 @@ def _template(reward: str, prompts: Sequence[Any], *, with_choices: bool) -> str
     ]
     says_the_form = 2 * sum(_FORMAT.search(text) is not None for text in asked) >= len(asked)
     body = "{prompt}\n\n{choices}" if with_choices else "{prompt}"
+    template = body if texts or with_choices else None
     if reward in _ASKS and not says_the_form and (texts or reward != "math_verify"):
-        return _ASKS[reward].replace("{prompt}", body)
-    return body if texts or with_choices else None
+        template = _ASKS[reward].replace("{prompt}", body)
+    if shown := _first_test(problems, tests):
+        template = (template or "{prompt}").replace("{prompt}", "{{ prompt }}") + shown
+    return template
 
 
 def _guess(columns: Sequence[str], usual: Sequence[str], others: Sequence[str]) -> str | None:

@@ -188,11 +188,12 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
     streamed rollouts; no file without any."""
     from matplotlib.figure import Figure
 
-    keys = compare.evaluations({key for row in log for key in row})
+    frame = pd.DataFrame(log)
+    keys = compare.evaluations({*frame})
     evaluated = [Metric(f"evaluation: {evaluation_name(key) or 'reward'}", key) for key in keys]
     metrics = [Metric("mean reward", "reward"), *evaluated, *(metric for metric in METRICS if metric.key in _OF_A_RUN)]
     metrics.append(_WAITING)
-    shown = [metric for metric in metrics if any(row.get(metric.key) is not None for row in log)]
+    shown = [metric for metric in metrics if metric.key in frame and frame[metric.key].notna().any()]
     # A run of fewer steps than logging_steps has logged nothing.
     if not shown:
         return
@@ -201,13 +202,12 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
     for axis, metric in zip(axes, shown, strict=True):
         sides = dict(zip(WAITED, ("trainer", "server"), strict=True)) if metric is _WAITING else {metric.key: None}
         for color, (key, side) in zip(LIGHT, sides.items(), strict=False):
-            logged = [(row["step"], row[key]) for row in log if row.get(key) is not None]
-            steps, values = zip(*logged, strict=True)
+            logged = frame.set_index("step")[key].dropna()
             if metric in evaluated:
-                axis.plot(steps, values, color=color, linewidth=2, marker="o", markersize=4)
+                axis.plot(logged, color=color, linewidth=2, marker="o", markersize=4)
             else:
-                axis.plot(steps, values, color=color, alpha=0.3, linewidth=1)
-                axis.plot(steps, pd.Series(values).ewm(alpha=0.2).mean(), color=color, linewidth=2, label=side)
+                axis.plot(logged, color=color, alpha=0.3, linewidth=1)
+                axis.plot(logged.ewm(alpha=0.2).mean(), color=color, linewidth=2, label=side)
         if metric is _WAITING:
             axis.legend(frameon=False)
         _dress(axis, replace(metric, x="step"))

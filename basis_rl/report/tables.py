@@ -70,9 +70,6 @@ def final_table(comparison: Comparison) -> Table:
         _Column("rollout tokens", lambda run: run.spent("num_rollout_tokens", budget), tqdm.format_sizeof),
         _Column("steps", lambda run: run.spent("step", budget), _WHOLE, compared=False),
     ]
-    if any(run.table for run in comparison.runs):
-        price = lambda run: run.table["rollouts"] if run.table else math.nan  # noqa: E731
-        columns.append(_Column("rollouts of the value table", price, _WHOLE, compared=False))
     rows = []
     for index, group in enumerate(groups):
         # Results come first: a phone shows the first two columns.
@@ -93,7 +90,7 @@ def final_table(comparison: Comparison) -> Table:
 def cost_table(comparison: Comparison) -> Table:
     """Rollouts until the reference's final reward is reached, without and with those of the value table."""
     budget = comparison.budget
-    target = reference_reward(comparison)
+    target = over_seeds([final_reward(run, budget) for run in comparison.reference.runs]).mean
     rows = []
     for index, group in enumerate(comparison.groups):
         reached = {run.path: rollouts_to(run, target, budget) for run in group.runs}
@@ -109,11 +106,6 @@ def cost_table(comparison: Comparison) -> Table:
     )
     titles = ["setting", "rollouts", "with the value table", "time (min)", "runs that reach it"]
     return Table("Rollouts to the reference's reward", titles, rows, caption)
-
-
-def reference_reward(comparison: Comparison) -> float:
-    """The reference's final training reward, mean over its runs."""
-    return over_seeds([final_reward(run, comparison.budget) for run in comparison.reference.runs]).mean
 
 
 def table_price(group: Group) -> float:

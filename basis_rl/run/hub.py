@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, errors
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
-from huggingface_hub.utils.sha import git_hash
 
 from basis_rl.run.rollouts import FOLDER
 
@@ -109,14 +108,6 @@ class Hub:
     def in_use(self) -> list[Path]:
         """Checkpoints that are being uploaded or wait for it."""
         return [push.checkpoint for future, push in self._running.items() if push.checkpoint and not future.done()]
-
-    def has(self, files: Mapping[str, Path]) -> set[str]:
-        """Which of `files` (path in the repository -> local text file) are there with this content, if the Hub says."""
-        with suppress(Exception):
-            there = self._api().get_paths_info(self.repo_id or self.name, list(files), revision=self.revision)
-            known = [entry for entry in there if isinstance(entry, RepoFile)]
-            return {entry.path for entry in known if entry.blob_id == git_hash(files[entry.path].read_bytes())}
-        return set()
 
     def _push(self, push: Push) -> CommitInfo | None:
         try:

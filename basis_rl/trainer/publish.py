@@ -139,15 +139,11 @@ class Publisher:
 
     def catch_up(self) -> None:
         """On the main process of a resumed run: push the checkpoints whose push ended when the process before was
-        killed.
+        killed. The training would delete them (``save_total_limit``).
 
-        The training would delete them (``save_total_limit``). The manifest tells whether the Hub has a checkpoint.
+        The client does not upload again what the Hub has already.
         """
-        owed = {f"{self._place(folder)}/{checkpoint.MANIFEST}": folder for folder in self._owed()}
-        if owed:
-            there = self.hub.has({path: folder / checkpoint.MANIFEST for path, folder in owed.items()})
-            self.hub.pushed |= {owed[path].name for path in there}
-            self._push_owed("Training resumed", None)
+        self._push_owed("Training resumed", None)
 
     def _push_owed(self, message: str, revision: str | None) -> None:
         for folder in self._owed():
