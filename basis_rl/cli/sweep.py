@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         waiting = [run for run in runs if not has_finished(run)]
         print(overview(runs, waiting), flush=True)
         check_all(waiting)
-    sweep = Sweep([*_TRAIN, *launch], waiting)
+    sweep = Sweep(waiting, launch)
     output = Path(runs[0].recipe.args.output_dir).parent
     with held(output):
         failed = sweep.run()
@@ -152,9 +152,9 @@ class Sweep:
     """Runs one after the other. SIGTERM, SIGUSR1, SIGHUP and Ctrl-C go to the run as SIGTERM, so that it can leave a
     checkpoint; the second one kills it."""
 
-    def __init__(self, command: Sequence[str], runs: Sequence[Planned]) -> None:
-        self.command = list(command)
+    def __init__(self, runs: Sequence[Planned], launch: Sequence[str]) -> None:
         self.runs = list(runs)
+        self.launch = list(launch)
         self.stopped = False
         self._process: subprocess.Popen[str] | None = None
 
@@ -176,7 +176,7 @@ class Sweep:
     def _train(self, run: Planned, prefix: str) -> int:
         log = log_file(run)
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [*self.command, *run.argv]
+        command = [*_TRAIN, *run.argv, *self.launch]
         print(f"{prefix} {shlex.join(command)}", flush=True)
         # In a session of its own: a terminal's Ctrl-C would kill it before it could save.
         options: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}

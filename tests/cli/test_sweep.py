@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from basis_rl.baselines import BASELINES
 from basis_rl.cli import sweep
@@ -109,6 +110,13 @@ def test_whatever_is_wrong_is_said_before_the_first_run(case, recipe, stand_in, 
     said = capsys.readouterr().err
     assert re.search(message, said), said
     assert not (tmp_path / "out-sweep").exists()
+
+
+def test_runs_of_several_processes_are_launched_as_train_launches_them(recipe, stand_in, tmp_path):
+    more = ["--output_dir", str(tmp_path / "s"), "--accelerate_config", "cpu", "--num_processes", "2"]
+    assert main(["sweep", recipe(), "--baselines", "none", *more]) == 0
+    given = yaml.safe_load((tmp_path / "s" / "none-seed0" / "recipe.yaml").read_text())
+    assert (given["accelerate_config"], given["num_processes"]) == ("cpu", 2)
 
 
 def test_a_second_sweep_in_the_same_folder_starts_nothing(recipe, stand_in, tmp_path, capsys):
