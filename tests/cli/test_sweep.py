@@ -185,9 +185,9 @@ def test_two_real_runs_one_of_them_interrupted(recipe, tmp_path, capsys):
     assert main(arguments) == 0
     done = read_run(first)
     assert done.finished
-    assert [row["step"] for row in done.rows] == sorted({row["step"] for row in done.rows})
-    assert done.rows[-1]["num_rollouts"] == 200 / 2 * 16
-    assert read_run(second).rows[-1]["num_rollouts"] == read_run(second).rows[-1]["step"] / 2 * (16 + 8)
+    assert done.log["step"].is_unique
+    assert done.rollouts == 200 / 2 * 16
+    assert read_run(second).rollouts == read_run(second).log["step"].iloc[-1] / 2 * (16 + 8)
     record = json.loads((second / "run.json").read_text())
     assert record["compared"]["num_generations"] == 2
     assert record["versions"]["trl"]
