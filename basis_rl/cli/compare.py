@@ -15,7 +15,7 @@ from basis_rl.text import aligned
 def main(argv: Sequence[str]) -> int:
     """Read the runs, print the tables and write the report."""
     options = compare_parser().parse_args(argv)
-    found = compare_runs(options.runs, budget=options.budget, reference=options.reference)
+    found = compare_runs(options.runs, reference=options.reference)
     page = write_report(found, options.output_dir)
     print(as_text(found))
     print(f"Report: {page} (one file, opens offline) and {options.output_dir / 'report.md'}")

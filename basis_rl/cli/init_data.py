@@ -116,9 +116,10 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
     keys |= {"reward_kwargs": kwargs} if kwargs else {}
     prompts = len(trained) - len(invalid)
     size = min(8, prompts)
-    template = _with_test(_template(name, first["prompt"], with_choices=bool(choices)), first, tests)
+    template = _template(name, first, tests, with_choices=bool(choices))
+    kind = "texts" if isinstance(first[0]["prompt"], str) else "conversations"
     return {
-        "read": f"{len(rows)} rows, whose prompts are {_kind(first)}; the columns are {', '.join(rows.column_names)}.",
+        "read": f"{len(rows)} rows, whose prompts are {kind}; the columns are {', '.join(rows.column_names)}.",
         "keys": {key: json.dumps(value, ensure_ascii=False) for key, value in keys.items()},
         "asks": template and json.dumps(template),
         "reward": name,
@@ -127,12 +128,13 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
     }
 
 
-def _template(reward: str, prompts: Sequence[Any], *, with_choices: bool) -> str | None:
+def _template(reward: str, problems: Dataset, tests: Mapping[str, str], *, with_choices: bool) -> str | None:
     """The user's turn around these problems; None leaves conversations as they are.
 
     Texts need one for the chat template. It asks for the form of the answer that the reward function reads, if most of
     the problems do not say it; conversations are not asked for a box, without which math_verify finds the answer too.
     """
+    prompts = problems["prompt"]
     texts = isinstance(prompts[0], str)
     # A template takes known instructions out of a text.
     asked = [
@@ -140,9 +142,12 @@ def _template(reward: str, prompts: Sequence[Any], *, with_choices: bool) -> str
     ]
     says_the_form = 2 * sum(_FORMAT.search(text) is not None for text in asked) >= len(asked)
     body = "{prompt}\n\n{choices}" if with_choices else "{prompt}"
+    template = body if texts or with_choices else None
     if reward in _ASKS and not says_the_form and (texts or reward != "math_verify"):
-        return _ASKS[reward].replace("{prompt}", body)
-    return body if texts or with_choices else None
+        template = _ASKS[reward].replace("{prompt}", body)
+    if shown := _first_test(problems, tests):
+        template = (template or "{prompt}").replace("{prompt}", "{{ prompt }}") + shown
+    return template
 
 
 def _guess(columns: Sequence[str], usual: Sequence[str], others: Sequence[str]) -> str | None:
@@ -195,22 +200,10 @@ def tests_in(rows: Dataset, prompt_column: str | None) -> dict[str, str]:
     return {}
 
 
-def _kind(problems: Dataset) -> str:
-    return "texts" if isinstance(problems[0]["prompt"], str) else "conversations"
-
-
 def _judged(solution_column: str | None, columns: Sequence[str]) -> dict[str, Any]:
     """Parameters of a judge to be filled in: with golds it compares with them, else it needs a question."""
     has_gold = solution_column or set(SOLUTION_COLUMNS) & set(columns)
     return _JUDGE if has_gold else _JUDGE | _RUBRIC
-
-
-def _with_test(template: str | None, problems: Dataset, tests: Mapping[str, str]) -> str | None:
-    """The template, with the first test of a row where that is needed."""
-    if not (shown := _first_test(problems, tests)):
-        return template
-    asked = (template or "{prompt}").replace("{prompt}", "{{ prompt }}")
-    return asked + shown
 
 
 def _first_test(problems: Dataset, tests: Mapping[str, str]) -> str | None:

@@ -219,9 +219,9 @@ def sweep_parser(add: Add) -> None:
     add("--baselines", nargs="+", required=True, help="The baselines, as NAME[:KEY=VALUE]..., with commas or blanks.")
     add("--seeds", nargs="+", default=["0"], help="The seeds: 0,1,2. The default is 0.")
     add("--budget", type=float, help="Rollouts per run. The default is that of the recipe.")
-    add("--num_generations", help="Rollouts per prompt. If the recipe has 1, only for baselines that need several (8).")
     add("--output_dir", type=Path, help="The folder of the runs. By default the recipe's output_dir with -sweep added.")
-    add("--launcher", default="", help='What starts a run, such as "accelerate launch --config_file FILE".')
+    add("--accelerate_config", help="Starts each run with `accelerate launch`, as for `train`.")
+    add("--num_processes", type=int, help="Of each run. By default those of the configuration.")
 
 
 @_command
@@ -230,7 +230,6 @@ def compare_parser(add: Add) -> None:
     their seed become one line with its spread.
     """
     add("runs", nargs="+", metavar="RUN", help="The output_dir of a run, or a folder that holds runs.")
-    add("--budget", type=float, help="Rollouts per run. The default is the most that all runs have.")
     add("--reference", metavar="NAME", help="The setting to compare with. The default is the first.")
     add("--output_dir", type=Path, default=Path("report"), help="The folder of the report.")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
         )
     take_results(folder, arguments.results, arguments.base_results)
     name = arguments.repo_id or info.hub_model_id or folder.absolute().name
-    hub = Hub(name=name, private=arguments.private or None, revision=arguments.revision)
+    hub = Hub(name=name, folder=folder, private=arguments.private or None, revision=arguments.revision)
     reached = hub.connect()
     name = reached or name
     info = replace(info, hub_model_id=name, model_name=name.split("/")[-1])
@@ -38,8 +37,7 @@ def main(argv: Sequence[str]) -> int:
     write_card(info, folder)
     if reached is None:
         return fail(f"'{folder}' could not be pushed. Its card and record are written: push again later.", LOST)
-    command = f"basis-rl push {shlex.quote(str(folder))} {{repo}}"
-    push = Push(message="Model, card and results", files=files_of_run(folder, arguments.push_rollouts), by_hand=command)
+    push = Push(message="Model, card and results", files=files_of_run(folder, arguments.push_rollouts))
     pushed = hub.submit(push).result()
     if pushed is None:
         return fail(f"'{folder}' could not be pushed.", LOST)

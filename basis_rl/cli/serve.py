@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from itertools import pairwise
-from pathlib import Path
 
 from basis_rl.cli.main import report
 from basis_rl.cli.options import serve_parser
+from basis_rl.recipe.words import peek
 
 
 def _check_model(name: str, extra: Sequence[str]) -> None:
     """Refuse a model that is neither a local folder nor on the Hub. vLLM takes half a minute to report that."""
-    if Path(name).is_dir():
-        if not (Path(name) / "config.json").is_file():
-            raise ValueError(f"The folder '{name}' holds no model: it has no config.json.")
-        return
-    from huggingface_hub import errors, hf_hub_download
+    from transformers.utils.hub import cached_file
 
-    revision = next((b for a, b in pairwise(extra) if a == "--revision"), None)
+    found = None
+    why = "it has no config.json"
     try:
-        hf_hub_download(name, "config.json", revision=revision)
-    except (errors.HfHubHTTPError, errors.HFValidationError, errors.LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().split("\n")[0][:200]
-        raise ValueError(f"There is no folder '{name}', and as a Hub id it cannot be loaded: {reason}") from error
+        found = cached_file(name, "config.json", revision=peek(extra, ["revision"])[0].get("revision"))
+    except (OSError, ValueError) as error:
+        why = str(error).strip().splitlines()[0]
+    if found is None:
+        raise ValueError(f"'{name}' cannot be served: {why}")
 
 
 def main(argv: Sequence[str]) -> int:

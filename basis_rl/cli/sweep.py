@@ -9,16 +9,14 @@ import math
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 from transformers.utils.generic import flatten_dict
@@ -27,24 +25,24 @@ from basis_rl.baselines import BASELINES, Baseline
 from basis_rl.cli.compare import main as compare
 from basis_rl.cli.main import FAILED, STOPPED
 from basis_rl.cli.options import sweep_parser
-from basis_rl.names import did_you_mean, import_object
+from basis_rl.estimate.footprint import read_launch
 from basis_rl.recipe.build import check_recipe
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
-from basis_rl.recipe.words import peek, read_mapping
+from basis_rl.registry import find
 from basis_rl.report.runs import what_counts
-from basis_rl.run.checkpoint import was_cut_off
+from basis_rl.run.artefacts import differences
+from basis_rl.run.record import is_finished
 from basis_rl.run.run_lock import held
 from basis_rl.run.seams import attributes
-from basis_rl.run.terminal import stop_signals
+from basis_rl.run.terminal import handling_stop_signals
 from basis_rl.trainer import BasisConfig
 
-# Seconds between two lines of a run that the terminal shows.
-_SHOW_EVERY = 15.0
 # Keys that the sweep sets for each run, and the option that says how.
 _OURS = {"seed": "--seeds", "baseline": "--baselines", "resume_from_checkpoint": "nothing"}
 # Rollouts per prompt for a baseline that needs several, if no setting says how many.
 _GROUP = 8
+_TRAIN = [sys.executable, "-m", "basis_rl", "train"]
 # Keys whose values may contain commas, which do not separate runs. The same holds for keys that do not count as
 # settings of a run (`what_counts`).
 _WHOLE = {"system_prompt", "prompt_template", "solution_pattern", "keep_columns", "choices_column", "reward_funcs",
@@ -54,28 +52,23 @@ _WHOLE = {"system_prompt", "prompt_template", "solution_pattern", "keep_columns"
 def main(argv: Sequence[str]) -> int:
     """Plan, check everything, run, compare."""
     options, overrides = sweep_parser().parse_known_args(argv)
-    generations = options.num_generations
-    # Several values make several runs; a wrong one is refused later, like that of any key.
-    if generations is not None and not generations.isdecimal():
-        overrides = [*overrides, "--num_generations", generations]
-        generations = None
-    launcher = shlex.split(options.launcher) or [sys.executable]
-    if shutil.which(launcher[0]) is None:
-        raise ValueError(f"--launcher: there is no program '{launcher[0]}'. Install it, or give its path.")
-    with several(launcher_processes(options.launcher)):
+    asked = {"accelerate_config": options.accelerate_config, "num_processes": options.num_processes}
+    launch = [word for key, value in asked.items() if value is not None for word in (f"--{key}", str(value))]
+    if launch and not options.accelerate_config:
+        raise ValueError("--num_processes needs --accelerate_config, which starts the processes (ddp, zero3, a file).")
+    with several(read_launch(options.accelerate_config, options.num_processes).world):
         runs = plan(
             options.recipe,
             [name for word in options.baselines for name in word.split(",") if name],
             parse_seeds(",".join(options.seeds)),
             options.output_dir,
             overrides=overrides,
-            budget=None if options.budget is None else int(options.budget),
-            num_generations=None if generations is None else int(generations),
+            budget=options.budget,
         )
         waiting = [run for run in runs if not has_finished(run)]
         print(overview(runs, waiting), flush=True)
         check_all(waiting)
-    sweep = Sweep([*launcher, "-m", "basis_rl", "train"], waiting)
+    sweep = Sweep(waiting, launch)
     output = Path(runs[0].recipe.args.output_dir).parent
     with held(output):
         failed = sweep.run()
@@ -127,12 +120,10 @@ def has_finished(run: Planned) -> bool:
     # Both sides as YAML reads them, or a tuple would differ from a list.
     there = what_counts(flatten_dict(yaml.safe_load((folder / "recipe.yaml").read_text()) or {}))
     asked = what_counts(flatten_dict(yaml.safe_load(yaml.safe_dump(run.recipe.resolved))))
-    other = sorted(key for key in there.keys() | asked.keys() if there.get(key) != asked.get(key))
-    if other:
-        shown = ", ".join(f"{key}: {there.get(key)} there, {asked.get(key)} now" for key in other[:5])
+    if other := differences(there, asked):
+        shown = "; ".join(other[:5])
         raise ValueError(f"'{folder}' holds a run of other settings ({shown}). Remove it, or set another --output_dir.")
-    record = folder / "run.json"
-    return not was_cut_off(folder) and record.is_file() and bool(json.loads(record.read_text()).get("finished"))
+    return is_finished(folder)
 
 
 def check_all(runs: Sequence[Planned]) -> None:
@@ -141,12 +132,10 @@ def check_all(runs: Sequence[Planned]) -> None:
     Raises:
         ValueError: names the run.
     """
-    seen = set()
+    first: dict[str, Planned] = {}
     for run in runs:
-        settings = json.dumps(what_counts(flatten_dict(run.recipe.resolved)), sort_keys=True, default=str)
-        if settings in seen:
-            continue
-        seen.add(settings)
+        first.setdefault(run.variant, run)
+    for run in first.values():
         print(f"Checking {run.name} ...", flush=True)
         try:
             check_recipe(run.recipe)
@@ -163,21 +152,18 @@ class Sweep:
     """Runs one after the other. SIGTERM, SIGUSR1, SIGHUP and Ctrl-C go to the run as SIGTERM, so that it can leave a
     checkpoint; the second one kills it."""
 
-    def __init__(self, command: Sequence[str], runs: Sequence[Planned]) -> None:
-        self.command = list(command)
+    def __init__(self, runs: Sequence[Planned], launch: Sequence[str]) -> None:
         self.runs = list(runs)
+        self.launch = list(launch)
         self.stopped = False
         self._process: subprocess.Popen[str] | None = None
 
     def run(self) -> list[Planned]:
         """The runs that failed."""
         failed = []
-        began = time.monotonic()
-        total = len(self.runs)
-        handlers = {number: signal.signal(number, self._stop) for number in stop_signals()}
-        try:
+        with handling_stop_signals(self._stop):
             for number, run in enumerate(self.runs, 1):
-                prefix = f"[{number}/{total} {run.name}]"
+                prefix = f"[{number}/{len(self.runs)} {run.name}]"
                 code = self._train(run, prefix)
                 if self.stopped or code == STOPPED:
                     self.stopped = True
@@ -185,18 +171,12 @@ class Sweep:
                 if code:
                     failed.append(run)
                     print(f"{prefix} failed with exit code {code}", flush=True)
-                if number < total:
-                    left = (time.monotonic() - began) / number * (total - number)
-                    print(f"{number} of {total} runs done, about {left / 60:.0f} min left", flush=True)
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
         return failed
 
     def _train(self, run: Planned, prefix: str) -> int:
         log = log_file(run)
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [*self.command, *run.argv]
+        command = [*_TRAIN, *run.argv, *self.launch]
         print(f"{prefix} {shlex.join(command)}", flush=True)
         # In a session of its own: a terminal's Ctrl-C would kill it before it could save.
         options: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
@@ -206,19 +186,13 @@ class Sweep:
             if self.stopped:
                 process.terminate()
             assert process.stdout is not None
-            self._show(process.stdout, file, prefix)
+            for line in process.stdout:
+                file.write(line)
+                file.flush()
+                if re.match(r"step \d+/\d+ ", line):
+                    print(f"{prefix} {line.rstrip()}", flush=True)
         self._process = None
         return process.returncode
-
-    def _show(self, output: IO[str], log: IO[str], prefix: str) -> None:
-        shown = 0.0
-        for line in output:
-            log.write(line)
-            log.flush()
-            step = re.match(r"step (\d+)/(\d+) ", line)
-            if step and (time.monotonic() - shown > _SHOW_EVERY or step[1] == step[2]):
-                shown = time.monotonic()
-                print(f"{prefix} {line.rstrip()}", flush=True)
 
     def _stop(self, number: int, frame: Any) -> None:
         if self._process is not None:
@@ -232,9 +206,11 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Planned:
-    """One run: its folder's name, the arguments of `basis-rl train`, and what was adapted to its baseline."""
+    """One run: its folder's name, the name that it shares with other seeds, the arguments of `basis-rl train`, and what
+    was adapted to its baseline."""
 
     name: str
+    variant: str
     argv: list[str]
     recipe: Recipe
     notes: list[str]
@@ -243,15 +219,10 @@ class Planned:
 def parse_entry(text: str) -> tuple[str, dict[str, str]]:
     """One of ``--baselines``, ``NAME[:KEY=VALUE]...``: the name (registered, or ``module:Class``), and the settings
     that only its runs have.
-
-    Raises:
-        ValueError: no such baseline.
     """
     parts = text.split(":")
     settings = dict(part.removeprefix("--").split("=", 1) for part in parts if "=" in part)
     name = ":".join(part for part in parts if "=" not in part)
-    if ":" not in name and name not in BASELINES:
-        raise ValueError(f"Unknown baseline '{name}'.{did_you_mean(name, BASELINES)} Known: {', '.join(BASELINES)}.")
     return name, settings
 
 
@@ -262,14 +233,13 @@ def plan(
     output: Path | None = None,
     *,
     overrides: Sequence[str] = (),
-    budget: int | None = None,
-    num_generations: int | None = None,
+    budget: float | None = None,
 ) -> list[Planned]:
     """The runs, seed by seed and each with all baselines. All of them draw the same number of rollouts. It is called
     within `several`, which knows the launcher's processes.
 
-    - A baseline that needs a group, where the recipe has one rollout per prompt, gets `num_generations` of them
-      (default 8): as many rollouts per batch, of fewer prompts. The others keep one. Evaluation does not change.
+    - A baseline that needs a group, where the recipe has one rollout per prompt, gets eight of them: as many rollouts
+      per batch, of fewer prompts. The others keep one. Evaluation does not change.
     - Parameters of the recipe's ``baseline_kwargs`` that another baseline does not have are left out.
     - ``max_steps`` follows from the number of rollouts, in which the greedy ones of `remax` count.
 
@@ -280,7 +250,6 @@ def plan(
         output: folder of the sweep; default: the recipe's ``output_dir`` with ``-sweep``.
         overrides: ``--key value`` for all runs; ``--key a,b`` makes a run of each.
         budget: rollouts of each run; default: those of the recipe.
-        num_generations: rollouts per prompt; where the recipe has one, of the baselines that need a group.
 
     Raises:
         ValueError: a setting that is wrong, or a number of rollouts that is not known.
@@ -288,7 +257,7 @@ def plan(
     common, grid = _split_grid(overrides)
     base = parse_recipe([recipe, *common])
     output = output or Path(f"{base.args.output_dir}-sweep")
-    total = budget if budget is not None else _total(base, BASELINES.get(base.run.baseline))
+    total = int(budget) if budget is not None else _total(base)
     variants: dict[str, tuple[list[str], list[str]]] = {}
     for text in baselines:
         baseline, own = parse_entry(text)
@@ -296,7 +265,7 @@ def plan(
             # The entry's own settings win over those of all runs.
             settings = own | {k: v for k, v in zip(grid, values, strict=True) if k not in own and _takes(baseline, k)}
             name = "-".join([baseline, *(f"{k}={v}" for k, v in settings.items())])
-            variants[name] = _adapt([recipe, *common], base, baseline, settings, total, num_generations)
+            variants[name] = _adapt([recipe, *common], base, baseline, settings, total)
     planned = []
     for seed in seeds:
         for name, (argv, notes) in variants.items():
@@ -307,28 +276,8 @@ def plan(
             if base.args.push_to_hub and base.args.hub_model_id:
                 suffix = re.sub(r"[^A-Za-z0-9._-]+", "-", folder)
                 arguments += ["--hub_model_id", f"{base.args.hub_model_id}-{suffix}"]
-            planned.append(Planned(folder, arguments, parse_recipe(arguments), notes))
+            planned.append(Planned(folder, name, arguments, parse_recipe(arguments), notes))
     return planned
-
-
-def launcher_processes(launcher: str) -> int:
-    """How many processes ``accelerate launch ...`` or ``torchrun ...`` starts, by its options or its config file.
-
-    Raises:
-        ValueError: it does not say, and a number of rollouts could not be kept.
-    """
-    words = shlex.split(launcher)
-    found, _ = peek(words, ["num_processes", "nproc_per_node", "nnodes", "config_file"])
-    if "num_processes" in found:
-        return int(found["num_processes"])
-    if "nproc_per_node" in found:
-        return int(found["nproc_per_node"]) * int(found.get("nnodes") or 1)
-    file = Path(str(found.get("config_file", "")))
-    if file.is_file():
-        return int(read_mapping(file, str(file)).get("num_processes", 1))
-    if words and Path(words[0]).name in ("accelerate", "torchrun"):
-        raise ValueError("--launcher: how many processes does it start? Add --num_processes N, or --config_file FILE.")
-    return 1
 
 
 def _split_grid(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
@@ -356,22 +305,17 @@ def several(processes: int) -> AbstractContextManager[None]:
     return attributes(BasisConfig, world_size=property(lambda self: processes))
 
 
-def _kind(name: str) -> type[Baseline]:
-    kind: type[Baseline] = import_object(name, "baseline") if ":" in name else BASELINES[name]
-    return kind
-
-
 def _takes(baseline: str, key: str) -> bool:
     """Whether a key is of every recipe, or a parameter that this baseline has."""
     section, _, name = key.partition(".")
-    return section != "baseline_kwargs" or name in inspect.signature(_kind(baseline)).parameters
+    return section != "baseline_kwargs" or name in inspect.signature(find("baseline", BASELINES, baseline)).parameters
 
 
 def _adapt(
-    argv: Sequence[str], base: Recipe, baseline: str, settings: dict[str, str], total: int, num_generations: int | None
+    argv: Sequence[str], base: Recipe, baseline: str, settings: dict[str, str], total: int
 ) -> tuple[list[str], list[str]]:
     """The arguments of an entry's runs, and what differs from the recipe because its baseline needs it."""
-    kind = _kind(baseline)
+    kind: type[Baseline] = find("baseline", BASELINES, baseline)
     notes = []
     arguments = [*argv, "--baseline", baseline]
     given = base.run.baseline_kwargs or {}
@@ -381,18 +325,16 @@ def _adapt(
         if kept != given:
             notes.append(f"without baseline_kwargs {', '.join(k for k in given if k not in kept)}")
     rollouts = base.args.num_generations
-    needed = rollouts < kind.min_group_size
-    if "num_generations" not in settings and (needed or (num_generations and rollouts > 1)):
-        size = num_generations or _GROUP
-        arguments += ["--num_generations", str(size)]
-        notes.append(f"num_generations {size}")
+    if "num_generations" not in settings and rollouts < kind.min_group_size:
+        arguments += ["--num_generations", str(_GROUP)]
+        notes.append(f"num_generations {_GROUP}")
     if base.args.eval_strategy != "no" and base.args.num_generations_eval is None:
         arguments += ["--num_generations_eval", str(rollouts)]
     for key, value in settings.items():
         arguments += [f"--{key}", value]
     if "max_steps" in settings:
         return arguments, notes
-    drawn, updates = _batch(parse_recipe(arguments), kind)
+    drawn, updates = _batch(parse_recipe(arguments))
     batches = total // drawn
     steps = int(batches * updates)
     if steps < 1:
@@ -403,18 +345,18 @@ def _adapt(
     return arguments, notes
 
 
-def _batch(recipe: Recipe, kind: type[Baseline] | None) -> tuple[int, float]:
+def _batch(recipe: Recipe) -> tuple[int, float]:
     """Rollouts of a generation batch, and optimizer steps on it."""
     args = recipe.args
     rollouts = args.generation_batch_size
-    if kind is not None and "greedy_rewards" in kind.requires:
+    if "greedy_rewards" in find("baseline", BASELINES, recipe.run.baseline).requires:
         rollouts += args.generation_batch_size // args.num_generations
     return rollouts, args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps
 
 
-def _total(base: Recipe, kind: type[Baseline] | None) -> int:
+def _total(base: Recipe) -> int:
     if base.args.max_steps <= 0:
         # One epoch with one rollout per prompt and with several is not the same number of rollouts.
         raise ValueError("The recipe counts epochs instead of rollouts. Give --budget ROLLOUTS, or set max_steps.")
-    rollouts, updates = _batch(base, kind)
+    rollouts, updates = _batch(base)
     return math.ceil(base.args.max_steps / updates) * rollouts

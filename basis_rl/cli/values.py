@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from huggingface_hub import get_token
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from basis_rl.cli.main import LOST, STOPPED, fail
 from basis_rl.engine import ServersLost
@@ -20,7 +21,7 @@ from basis_rl.recipe import build
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.run.artefacts import METADATA
-from basis_rl.run.terminal import stop_signals
+from basis_rl.run.terminal import handling_stop_signals
 from basis_rl.trainer.generation_check import check_generation
 from basis_rl.trainer.plan import Plan, check_temperature, check_with_model, sampling_of, with_data
 from basis_rl.values import ValueTable, sources
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     job = Job(parse_recipe(argv))
     kept = f"What is finished is kept in {job.shards.folder}; the same command resumes from there."
     try:
-        with _interruptible():
+        with handling_stop_signals(_interrupt):
             table = job.finished() or job.build()
     except KeyboardInterrupt:
         print(f"Stopped. {kept}")
@@ -185,8 +186,7 @@ def _provenance(folder: Path) -> dict[str, Any]:
 def _check_hub(repo_id: str | None, token: str | None) -> None:
     if repo_id is None:
         return
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", repo_id):
-        raise ValueError(f"--values_push_to_hub must be the id of a dataset repository, `owner/name`, got '{repo_id}'.")
+    validate_repo_id(repo_id)
     if not (token or get_token()):
         raise ValueError("--values_push_to_hub needs a token of the Hub: `hf auth login`, or HF_TOKEN.")
 
@@ -200,17 +200,7 @@ def _shard(text: str | None) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Within it SIGTERM, SIGUSR1 and SIGHUP act like Ctrl-C, once: launchers often send them twice."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in stop_signals() - {signal.SIGINT}}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Every signal acts like Ctrl-C, once: launchers often send them twice."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt

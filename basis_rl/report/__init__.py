@@ -3,6 +3,5 @@
 from basis_rl.report.compare import compare_runs
 from basis_rl.report.page import write_report
 from basis_rl.report.plots import plot_training
-from basis_rl.report.runs import read_log
 
-__all__ = ["compare_runs", "plot_training", "read_log", "write_report"]
+__all__ = ["compare_runs", "plot_training", "write_report"]

@@ -40,7 +40,7 @@ def model_card(
         curves=curves,
         citations=citations(info.baseline, info.objective),
     )
-    license = info.license
+    license: dict[str, Any] = {**(info.license or {})}
     data = ModelCardData(
         base_model=info.base_model if info.base_on_hub else None,
         datasets=list(info.datasets) or None,
@@ -50,9 +50,7 @@ def model_card(
         pipeline_tag="text-generation",
         tags=list(info.tags),
         eval_results=list(results) or None,
-        license=license.id if license else None,
-        license_name=license.name if license else None,
-        license_link=license.link if license else None,
+        **license,
     )
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
 

@@ -6,23 +6,23 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from basis_rl.report.runs import Group, Run, differing, find_runs, group_runs, read_run
 
 # "At the end" is the last tenth of the budget.
 END = 0.1
 _MOST_BINS = 50
-# What groups should have in common, and the keys that say so.
-_IN_COMMON = {
-    "data": r"dataset_.*|(prompt|solution|context|choices)_(column|template|pattern|list)|system_prompt|data",
-    "rewards": r"reward(_.*)?",
-    "model": r"model_(name_or_path|revision)|base_(model|revision)",
-}
+# What groups should have in common: data, rewards and model.
+_IN_COMMON = re.compile(
+    r"dataset_.*|(prompt|solution|context|choices)_(column|template|pattern|list)|system_prompt|data"
+    r"|reward(_.*)?|model_(name_or_path|revision)|base_(model|revision)"
+)
 _RECORDED = ("data", "reward", "base_model", "base_revision")
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond them the last one.
 _T = (
@@ -48,7 +48,7 @@ class Comparison:
     @property
     def keys(self) -> set[str]:
         """Every key that a run has logged."""
-        return {key for run in self.runs for key in run.logged}
+        return {key for run in self.runs for key in run.log}
 
 
 @dataclass(frozen=True)
@@ -63,65 +63,37 @@ class Curve:
         return np.ma.masked_invalid(self.y).mean(axis=0).filled(math.nan)
 
 
-def compare_runs(
-    folders: Sequence[str | Path], *, budget: float | None = None, reference: str | None = None
-) -> Comparison:
-    """Read the runs in `folders`, group them by their settings, and compare them at the same budget of rollouts.
+def compare_runs(folders: Sequence[str | Path], *, reference: str | None = None) -> Comparison:
+    """Read the runs in `folders`, group them by their settings, and compare them at the number of rollouts that every
+    one of them has sampled.
 
-    By default this is the number that every run has sampled, and the others are compared with the first group; a
-    `reference` is the label of a group, or the folder name of one of its runs.
+    The others are compared with the first group; a `reference` is the label of a group, or the folder name of one of
+    its runs.
 
     Raises:
-        ValueError: a folder is not a run and contains none, no run reaches the budget, or the reference is unknown.
+        ValueError: a folder is not a run and contains none, or the reference is unknown.
     """
     runs, notes = _read(folders)
-    if budget is not None and budget <= 0:
-        raise ValueError(f"The budget must be positive, got {budget:g} rollouts.")
     shortest = min(runs, key=lambda run: run.rollouts)
-    longest = max(run.rollouts for run in runs)
-    goal = shortest.rollouts if budget is None else float(budget)
-    if goal > longest:
-        raise ValueError(f"No run has sampled {goal:,.0f} rollouts; the longest has {longest:,.0f}.")
-    if budget is None and not shortest.finished and longest > goal:
+    if not shortest.finished and max(run.rollouts for run in runs) > shortest.rollouts:
         notes.append(
-            f"The budget is the number of rollouts of '{shortest.path.name}', which has not finished. Give a larger "
-            "--budget to leave this run out."
+            f"The budget is the number of rollouts of '{shortest.path.name}', which has not finished. Leave this run "
+            "out for a larger one."
         )
-    short = [f"'{run.path.name}' ({run.rollouts:,.0f})" for run in runs if run.rollouts < goal]
-    if short:
-        notes.append(f"Runs left out because they have fewer rollouts than the budget: {', '.join(short)}.")
-    longer = [run.path.name for run in runs if run.benchmarks and run.rollouts > goal]
-    if longer:
-        notes.append(
-            "Benchmarks are of the final model. In these runs it was trained on more rollouts than the budget: "
-            f"{', '.join(longer)}."
-        )
-    groups = group_runs([run for run in runs if run.rollouts >= goal])
+    groups = group_runs(runs)
     for group in groups:
         if len({str(run.seed) for run in group.runs}) < len(group.runs):
             notes.append(f"'{group.label}' has several runs with the same seed; each of them counts as one run.")
-    notes += _unlike(groups)
+    # A run from Python has a record only.
+    said = [{**{key: group.runs[0].info.get(key) for key in _RECORDED}, **group.settings} for group in groups]
+    if unlike := list(filter(_IN_COMMON.fullmatch, differing(said))):
+        notes.append(f"The settings differ in more than their method ({', '.join(unlike)}), so their results may, too.")
     found = [group for group in groups if reference in (None, group.label)]
     found += [group for group in groups if reference in [run.path.name for run in group.runs]]
     if not found:
         labels = ", ".join(group.label for group in groups)
         raise ValueError(f"There is no '{reference}' to compare with. Choose one of: {labels}.")
-    return Comparison(groups, found[0], goal, notes)
-
-
-def _unlike(groups: Sequence[Group]) -> list[str]:
-    """A note for what the groups must have in common to be compared, and have not: data, rewards, model."""
-    notes = []
-    # A run from Python has a record only.
-    said = [{**{key: group.runs[0].info.get(key) for key in _RECORDED}, **group.settings} for group in groups]
-    for what, keys in _IN_COMMON.items():
-        found = [key for key in differing(said) if re.fullmatch(keys, key)]
-        if found:
-            notes.append(
-                f"The settings differ in their {what} ({', '.join(found)}), so a difference between them need not be "
-                "one of their method."
-            )
-    return notes
+    return Comparison(groups, found[0], shortest.rollouts, notes)
 
 
 def _read(folders: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
@@ -138,18 +110,19 @@ def _read(folders: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
     return runs, [f"A run was left out: {error}" for error in errors]
 
 
-def window_mean(x: np.ndarray, y: np.ndarray, low: float, high: float) -> float:
-    """Mean over the rollouts in ``(low, high]``, where ``y_i`` stands for ``(x_{i-1}, x_i]``; NaN if there are none."""
-    part = slice(np.searchsorted(x, low, "right"), np.searchsorted(x, high) + 1)
-    edges = np.concatenate([x[part.start - 1 : part.start] if part.start else [0.0], x[part]])
-    y = y[part]
-    inside = np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0.0, None)
-    return float(inside @ y / inside.sum()) if inside.sum() > 0 else math.nan
+def window_mean(x: np.ndarray, y: np.ndarray, low: Any, high: Any) -> Any:
+    """Mean over the rollouts in ``(low, high]``, numbers or arrays, where ``y_i`` stands for ``(x_{i-1}, x_i]``; NaN if
+    there are none."""
+    edges = np.append(0.0, x)
+    sums = np.append(0.0, np.cumsum(y * np.diff(edges)))
+    gained = np.interp(high, edges, sums) - np.interp(low, edges, sums)
+    width = np.minimum(high, edges[-1]) - np.minimum(low, edges[-1])
+    return np.divide(gained, width, out=np.full(np.shape(width), math.nan), where=width > 0)[()]
 
 
-def mean_until(run: Run, key: str, budget: float, share: float = 1.0) -> float:
-    """Mean of a metric over the last `share` of the budget; NaN if it was not logged."""
-    return window_mean(*run.series(key), budget - share * budget, budget)
+def final_reward(run: Run, budget: float) -> float:
+    """The training reward of a run at the end of the budget."""
+    return float(window_mean(*run.series("reward"), budget - END * budget, budget))
 
 
 def last_until(run: Run, key: str, budget: float) -> float:
@@ -167,12 +140,9 @@ def rollouts_to(run: Run, target: float, budget: float) -> float:
     x, y = run.series("reward")
     width = END * budget
     places = np.append(x[(x >= width) & (x < budget)], budget)
-    # From the integral of the reward at once for all places; the few that come into question are looked at exactly.
-    edges = np.append(0.0, x)
-    integral = np.append(0.0, np.cumsum(y * np.diff(edges)))
-    gained = np.interp(places, edges, integral) - np.interp(places - width, edges, integral)
-    close = gained >= (target - 1e-6 * (1 + abs(target))) * np.minimum(width, edges[-1] - (places - width))
-    return next((float(n) for n in places[close] if window_mean(x, y, n - width, n) >= target), math.nan)
+    # Runs with the same rewards that were logged elsewhere differ in the last digits.
+    reached = places[window_mean(x, y, places - width, places) >= target - 1e-9 * (1 + abs(target))]
+    return float(reached[0]) if len(reached) else math.nan
 
 
 def curve(group: Group, key: str, budget: float) -> Curve | None:
@@ -186,7 +156,7 @@ def curve(group: Group, key: str, budget: float) -> Curve | None:
         return None
     # With more bins than logged values, some bins would repeat their neighbours.
     edges = np.linspace(0.0, budget, min(_MOST_BINS, *counts) + 1)
-    y = [[window_mean(x, y, *bounds) for bounds in pairwise(edges)] for x, y in series]
+    y = [window_mean(*each, edges[:-1], edges[1:]) for each in series]
     return Curve((edges[1:] + edges[:-1]) / 2, np.array(y))
 
 
@@ -258,22 +228,17 @@ def difference(group: Group, values: Sequence[float], other: Group, others: Sequ
     Runs with the same seeds are paired: ``t sd(d) / sqrt(n)`` of ``d_s = a_s - b_s``. Otherwise it is Welch's interval,
     ``t sqrt(s_a^2 / n_a + s_b^2 / n_b)``, with the degrees of freedom rounded down; none if a side has only one run.
     """
-    a = over_seeds(values)
-    b = over_seeds(others)
-    mean = a.mean - b.mean
-    n = min(a.n, b.n)
-    if a.spread is None or b.spread is None:
+    sides = ((group, values), (other, others))
+    a, b = (pd.Series(found, [str(run.seed) for run in side.runs], float).dropna() for side, found in sides)
+    mean = float(a.mean() - b.mean())
+    n = min(len(a), len(b))
+    if n < 2:
         return Estimate(mean, None, n)
-    by_seed, by_seed_b = (
-        {str(run.seed): value for run, value in zip(side.runs, found, strict=True) if not math.isnan(value)}
-        for side, found in ((group, values), (other, others))
-    )
-    if by_seed.keys() == by_seed_b.keys() and len(by_seed) == a.n == b.n:
+    if len(a) == len(b) == len({*a.index}) and {*a.index} == {*b.index}:
         # Runs of one seed have the same prompts in the same order, so pairing them removes that part of the spread.
-        paired = [by_seed[seed] - by_seed_b[seed] for seed in by_seed]
-        return Estimate(mean, _t(n - 1) * stdev(paired) / math.sqrt(n), n)
-    parts = [a.spread**2 / a.n, b.spread**2 / b.n]
-    below = parts[0] ** 2 / (a.n - 1) + parts[1] ** 2 / (b.n - 1)
+        return Estimate(mean, _t(n - 1) * float((a - b).std()) / math.sqrt(n), n)
+    parts = [float(a.var()) / len(a), float(b.var()) / len(b)]
+    below = parts[0] ** 2 / (len(a) - 1) + parts[1] ** 2 / (len(b) - 1)
     # Welch-Satterthwaite; without spread on either side the cautious choice.
     freedom = sum(parts) ** 2 / below if below else 1
     return Estimate(mean, _t(int(freedom)) * math.sqrt(sum(parts)), n)

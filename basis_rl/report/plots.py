@@ -5,16 +5,17 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from basis_rl.report import compare
 from basis_rl.report.compare import Comparison, Curve, evaluation_name
-from basis_rl.report.tables import METRICS, PERCENT, WAITED, Metric, table_price, time_unit
+from basis_rl.report.tables import table_price
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, for white and lightened for a dark page. Further
 # groups reuse them with another line style.
@@ -29,8 +30,50 @@ _SAVED: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.05}
 # An axis that is computed, not logged: rollouts of the training plus those of the value table.
 TABLE = "with_table"
 
+
+@dataclass(frozen=True)
+class Metric:
+    """A key of the log, drawn over `x`."""
+
+    title: str
+    key: str
+    percent: bool = False
+    log: bool = False
+    x: str = "num_rollouts"
+    section: str = "Baseline, gradient, policy"
+
+
+# Shares of the time that trainer and server waited for each other.
+WAITED = ("rollout/waited_share", "rollout/server_waited_share")
+_prompts = partial(Metric, section="Prompts")
+_streamed = partial(Metric, section="Streamed rollouts")
+METRICS = [
+    Metric("calibrated β", "baseline/beta", log=True, x="step"),
+    Metric("mean of (r − b)²", "baseline/mse_to_reward"),
+    Metric("explained variance", "baseline/explained_variance", percent=True),
+    Metric("rollouts that teach nothing", "advantages/zero", percent=True),
+    Metric("b exactly 0 or 1", "baseline/at_bounds", percent=True),
+    Metric("variance of the gradient", "gradient/variance", log=True),
+    Metric("signal |g|² of the gradient", "gradient/signal", log=True),
+    Metric("total power of the gradient", "gradient/total_power", log=True),
+    Metric("tokens per rollout", "completions/mean_length"),
+    Metric("truncated rollouts", "completions/clipped_ratio", percent=True),
+    Metric("entropy", "entropy"),
+    Metric("KL to the reference", "kl"),
+    _prompts("believed value of the prompts drawn", "sampler/believed"),
+    _prompts("reward of the prompts drawn", "sampler/reward"),
+    _prompts("prompts believed to be solved", "sampler/believed_solved", percent=True),
+    _prompts("prompts believed to be impossible", "sampler/believed_impossible", percent=True),
+    _prompts("prompts that a draw is spread over", "sampler/effective_prompts", percent=True),
+    _prompts("prompts ever drawn", "sampler/coverage", percent=True),
+    _prompts("ratios to a uniform draw that were clipped", "sampler/ratio_clipped", percent=True),
+    _prompts("refills of a batch", "sampler/refills"),
+    _streamed("staleness in optimizer steps", "rollout/staleness"),
+    _streamed("share of the time that the trainer waited", WAITED[0], percent=True),
+    _streamed("share of the time that the server waited", WAITED[1], percent=True),
+]
+_WAITING = Metric("share of the time that each side waited", WAITED[0], percent=True)
 _OF_A_RUN = ("baseline/beta", "baseline/mse_to_reward", "rollout/staleness")
-_WAITING = Metric("share of the time that each side waited", WAITED[0], PERCENT)
 _AXES = {
     "num_rollouts": "rollouts",
     "num_rollout_tokens": "rollout tokens",
@@ -52,7 +95,7 @@ def plots(comparison: Comparison) -> list[Metric]:
         for x in ("num_rollouts", "num_rollout_tokens", "seconds")
     ]
     if any(run.table for run in comparison.runs):
-        wanted.append(learning("reward with the value table (dashed: its share)", "reward", x=TABLE))
+        wanted.append(learning("reward with the value table", "reward", x=TABLE))
     return [plot for plot in [*wanted, *METRICS] if any(lines(comparison, plot))]
 
 
@@ -92,18 +135,15 @@ def _draw(comparison: Comparison, plot: Metric) -> Any:
 
     figure = Figure(figsize=(4.8, 3.1))
     axis = figure.subplots()
-    unit, scale = time_unit(comparison) if plot.x == "seconds" else ("", 1.0)
     for index, (group, found) in enumerate(zip(comparison.groups, lines(comparison, plot), strict=True)):
         if found is None:
             continue
-        whole, share = table_price(group, comparison) if plot.x == TABLE else (0.0, 0.0)
-        x = found.x + whole
+        x = found.x + (table_price(group) if plot.x == TABLE else 0.0)
         if plot.x in ("num_rollout_tokens", "seconds", "step"):
+            scale = 60 if plot.x == "seconds" else 1
             x = np.mean([run.spent(plot.x, x) for run in group.runs], axis=0) / scale
         _line(axis, x, found, index, label=group.label)
-        if share < whole:
-            _line(axis, found.x + share, found, index, linestyle="--", band=False)
-    _dress(axis, plot, unit)
+    _dress(axis, plot)
     figure.tight_layout()
     return figure
 
@@ -113,23 +153,23 @@ def marker(index: int) -> int:
     return (index + index // len(MARKERS)) % len(MARKERS)
 
 
-def _line(axis: Any, x: np.ndarray, found: Curve, index: int, *, band: bool = True, **style: Any) -> None:
+def _line(axis: Any, x: np.ndarray, found: Curve, index: int, label: str) -> None:
     color = LIGHT[index % len(LIGHT)]
     line = _LINES[index // len(LIGHT) % len(_LINES)]
     every = max(1, len(x) // 6)
-    style = {"color": color, "linestyle": line, "linewidth": 1.8, "marker": [*MARKERS][marker(index)], **style}
-    axis.plot(x, found.mean, markersize=5, markevery=(index % every, every), **style)
-    if band and found.y.shape[0] > 1:
+    style = {"color": color, "linestyle": line, "marker": [*MARKERS][marker(index)], "label": label}
+    axis.plot(x, found.mean, linewidth=1.8, markersize=5, markevery=(index % every, every), **style)
+    if found.y.shape[0] > 1:
         low = np.fmin.reduce(found.y, axis=0)
         high = np.fmax.reduce(found.y, axis=0)
         axis.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
 
 
-def _dress(axis: Any, plot: Metric, unit: str) -> None:
+def _dress(axis: Any, plot: Metric) -> None:
     from matplotlib import ticker
 
     axis.set_title(plot.title, fontsize=11, loc="left", parse_math=False)
-    axis.set_xlabel(f"{_AXES[plot.x]} ({unit})" if unit else _AXES[plot.x])
+    axis.set_xlabel(_AXES[plot.x] + " (min)" * (plot.x == "seconds"))
     axis.grid(color=_GRID, linewidth=0.6)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
@@ -139,7 +179,7 @@ def _dress(axis: Any, plot: Metric, unit: str) -> None:
     axis.set_xlim(left=0)
     if plot.log and axis.dataLim.y0 > 0:
         axis.set_yscale("log")
-    elif plot.show is PERCENT:
+    elif plot.percent:
         axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
 
 
@@ -148,11 +188,12 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
     streamed rollouts; no file without any."""
     from matplotlib.figure import Figure
 
-    keys = compare.evaluations({key for row in log for key in row})
+    frame = pd.DataFrame(log)
+    keys = compare.evaluations({*frame})
     evaluated = [Metric(f"evaluation: {evaluation_name(key) or 'reward'}", key) for key in keys]
     metrics = [Metric("mean reward", "reward"), *evaluated, *(metric for metric in METRICS if metric.key in _OF_A_RUN)]
     metrics.append(_WAITING)
-    shown = [metric for metric in metrics if any(row.get(metric.key) is not None for row in log)]
+    shown = [metric for metric in metrics if metric.key in frame and frame[metric.key].notna().any()]
     # A run of fewer steps than logging_steps has logged nothing.
     if not shown:
         return
@@ -161,24 +202,15 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
     for axis, metric in zip(axes, shown, strict=True):
         sides = dict(zip(WAITED, ("trainer", "server"), strict=True)) if metric is _WAITING else {metric.key: None}
         for color, (key, side) in zip(LIGHT, sides.items(), strict=False):
-            logged = [(row["step"], row[key]) for row in log if row.get(key) is not None]
-            steps, values = zip(*logged, strict=True)
+            logged = frame.set_index("step")[key].dropna()
             if metric in evaluated:
-                axis.plot(steps, values, color=color, linewidth=2, marker="o", markersize=4)
+                axis.plot(logged, color=color, linewidth=2, marker="o", markersize=4)
             else:
-                axis.plot(steps, values, color=color, alpha=0.3, linewidth=1)
-                axis.plot(steps, smooth(values), color=color, linewidth=2, label=side)
+                axis.plot(logged, color=color, alpha=0.3, linewidth=1)
+                axis.plot(logged.ewm(alpha=0.2).mean(), color=color, linewidth=2, label=side)
         if metric is _WAITING:
             axis.legend(frameon=False)
-        _dress(axis, replace(metric, x="step"), "")
+        _dress(axis, replace(metric, x="step"))
     figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-
-
-def smooth(values: Sequence[float], weight: float = 0.8) -> np.ndarray:
-    """Exponential moving average with bias correction: means of the values so far, with weights ``w^(t - i)``."""
-    # Older ones are lost in the rounding.
-    weights = weight ** np.arange(min(len(values), 200))
-    sums = np.cumsum(weights)
-    return np.convolve(values, weights)[: len(values)] / sums[np.minimum(np.arange(len(values)), len(sums) - 1)]

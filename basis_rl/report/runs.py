@@ -5,33 +5,27 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import yaml
 from transformers.utils.generic import flatten_dict
 
-from basis_rl.run.artefacts import merge_rows, read_lines
-from basis_rl.run.checkpoint import checkpoints
-from basis_rl.run.record import RESULTS, RUN_FILE
+from basis_rl.run.artefacts import read_lines
+from basis_rl.run.progress import LOG
+from basis_rl.run.record import RUN_FILE
 
-# Share of rollouts whose advantage is not exactly 0, that is of those that contribute to the gradient.
-EFFECTIVE = "advantages/effective"
-_METRICS = "metrics.jsonl"
-_STATE = "trainer_state.json"
-_RECIPE = "recipe.yaml"
 # The largest number that is taken from a log.
 _LARGEST = 1e300
 # Of a recipe or record: YAML may say in a few lines what fills the memory.
 _MOST_BYTES = 1 << 20
 _MOST_VALUES = 100_000
-_NOTHING = np.empty((2, 0))
 # Keys that do not change what a run learns: where it writes, how it is started and monitored, its seed.
 _BESIDE = re.compile(
     r"(env|output_dir|overwrite_output_dir|run_name|project|seed|data_seed|resume_from_checkpoint|report_to"
@@ -43,20 +37,18 @@ _BESIDE = re.compile(
 _SHORT = {"baseline": "", "objective": "", "num_generations": "G", "learning_rate": "lr"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """A run's folder.
 
-    `rows` is its log, one row per step; `recipe` its ``recipe.yaml``, flattened; `info` its ``run.json``; `benchmarks`
-    the accuracies of its final model (``results.json`` of ``basis-rl eval``), by benchmark and ``avg@n``.
+    `log` has the numbers that it logged, one row per step; `recipe` is its ``recipe.yaml``, flattened; `info` its
+    ``run.json``.
     """
 
     path: Path
-    rows: list[dict[str, Any]]
+    log: pd.DataFrame
     recipe: dict[str, Any] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
-    benchmarks: dict[str, float] = field(default_factory=dict)
-    _series: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False)
 
     @property
     def seed(self) -> Any:
@@ -64,7 +56,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        return bool(self.info.get("finished", any("train_runtime" in row for row in self.rows)))
+        return bool(self.info.get("finished", "train_runtime" in self.log))
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -78,14 +70,10 @@ class Run:
 
         It is interpolated linearly between the rows, starting with 0, and NaN if it was not logged.
         """
-        places, values = self.logged.get(what, _NOTHING)
-        if not len(places):
+        if what not in self.log:
             return rollouts * math.nan
-        x, index = np.unique(places[::-1], return_index=True)
-        return np.interp(rollouts, np.append(0, x), np.append(0, values[::-1][index]))
-
-    def benchmark(self, name: str) -> float:
-        return self.benchmarks.get(name, math.nan)
+        counted = self.log.groupby("num_rollouts")[what].last().dropna()
+        return np.interp(rollouts, [0, *counted.index], [0, *counted])
 
     @property
     def table(self) -> dict[str, Any] | None:
@@ -95,31 +83,17 @@ class Run:
     @property
     def rollouts(self) -> float:
         """Number of rollouts sampled up to the last row."""
-        return float(self.rows[-1]["num_rollouts"])
+        return float(self.log["num_rollouts"].iloc[-1])
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """``(x, y)``: the finite values of a metric and the rollouts after which they were logged, x increasing.
+        """``(x, y)``: the values of a metric and the rollouts after which they were logged, x increasing.
 
         Several values at the same x (several updates on one batch) are averaged.
         """
-        if key not in self._series:
-            places, values = self.logged.get(key, _NOTHING)
-            x, index = np.unique(places, return_inverse=True)
-            self._series[key] = x, np.bincount(index, weights=values) / np.bincount(index)
-        return self._series[key]
-
-    @cached_property
-    def logged(self) -> dict[str, np.ndarray]:
-        """``(2, n)`` of each key: numbers of rollouts, and the finite numbers that were logged after them."""
-        found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
-        for row in self.rows:
-            place = row.get("num_rollouts", math.nan)
-            for key, value in row.items():
-                if _is_number(value):
-                    places, values = found[key]
-                    places.append(place)
-                    values.append(value)
-        return {key: np.array(both, dtype=float) for key, both in found.items() if key.isprintable()}
+        if key not in self.log:
+            return np.empty(0), np.empty(0)
+        values = self.log.groupby("num_rollouts")[key].mean().dropna()
+        return values.index.to_numpy(), values.to_numpy()
 
 
 @dataclass(frozen=True)
@@ -135,20 +109,14 @@ def find_runs(folders: Sequence[str | Path]) -> list[Path]:
     """The folders of runs among `folders` and directly below them, each once; a ValueError where there is none."""
     found: dict[Path, Path] = {}
     for folder in map(Path, folders):
-        if not folder.is_dir():
-            raise ValueError(f"There is no folder '{folder}'.")
-        inside = [folder] if _is_run(folder) else sorted(path for path in folder.iterdir() if _is_run(path))
+        inside = [folder] if (folder / LOG).is_file() else sorted(path.parent for path in folder.glob(f"*/{LOG}"))
         if not inside:
             raise ValueError(
                 f"'{folder}' is not a run and contains none: neither it nor a folder directly below it has a "
-                f"{_METRICS}. Name the output_dir of `basis-rl train`, or the folder of `basis-rl sweep`."
+                f"{LOG}. Name the output_dir of `basis-rl train`, or the folder of `basis-rl sweep`."
             )
         found.update({path.resolve(): path for path in inside})
     return list(found.values())
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / _METRICS).is_file() or (folder / _STATE).is_file()
 
 
 def read_run(folder: Path) -> Run:
@@ -157,32 +125,24 @@ def read_run(folder: Path) -> Run:
     What is in its files may be anything: what is no number in the log, and what has another shape than it should have,
     is left out.
     """
-    logged = map(_numbers, read_lines(folder / _METRICS) if (folder / _METRICS).is_file() else read_log(folder))
-    rows = merge_rows([row for row in logged if isinstance(row.get("step"), int)])
-    if not any("reward" in row for row in rows):
-        raise ValueError(f"'{folder}' has not logged a reward yet.")
-    # Rows without a number of rollouts have no place on the axis that runs are compared on.
-    rows = [row for row in rows if row.get("num_rollouts", -1) >= 0]
-    if not rows or rows[-1]["num_rollouts"] == 0:
-        raise ValueError(f"The log of '{folder}' has no `num_rollouts`: another trainer wrote it. Train the run again.")
-    for row in rows:
-        if "advantages/zero" in row:
-            row[EFFECTIVE] = 1.0 - row["advantages/zero"]
-    recipe = _mapping(folder / _RECIPE, yaml.safe_load)
-    return Run(folder, rows, flatten_dict(recipe), _known(_mapping(folder / RUN_FILE)), _benchmarks(folder))
+    log = pd.DataFrame(map(_numbers, read_lines(folder / LOG)))
+    if not {"step", "reward", "num_rollouts"} <= {*log}:
+        raise ValueError(f"'{folder}' has logged no `reward` and `num_rollouts` yet, by which runs are compared.")
+    # Training, evaluation and the end of the run have rows of their own for a step.
+    log = log[log["num_rollouts"] >= 0].groupby("step", as_index=False).last()
+    if not log["num_rollouts"].max() > 0:
+        raise ValueError(f"'{folder}' has sampled no rollouts yet.")
+    recipe = _mapping(folder / "recipe.yaml", yaml.safe_load)
+    return Run(folder, log, flatten_dict(recipe), _known(_mapping(folder / RUN_FILE)))
 
 
-def _numbers(row: Any) -> dict[str, Any]:
-    """A row of a log; of what is read here, only numbers."""
-    row = row if isinstance(row, dict) else {}
-    for key in ("step", "num_rollouts", "reward", "advantages/zero"):
-        if not _is_number(row.get(key, 0)):
-            del row[key]
-    return row
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and -_LARGEST < value < _LARGEST
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """What is a number in a row of a log."""
+    return {
+        key: float(value)
+        for key, value in row.items()
+        if type(value) in (int, float) and -_LARGEST < value < _LARGEST and key.isprintable()
+    }
 
 
 def _mapping(path: Path, load: Callable[[str], Any] = json.loads) -> dict[str, Any]:
@@ -228,28 +188,6 @@ def _known(info: dict[str, Any]) -> dict[str, Any]:
     made = [each for each in known.get("artefacts", []) if isinstance(each, dict)]
     made = [each for each in made if all(isinstance(each.get(key), shape) for key, shape in parts.items())]
     return {**known, "artefacts": made, "versions": versions}
-
-
-def _benchmarks(folder: Path) -> dict[str, float]:
-    """Accuracies from ``results.json`` in the folder or in its ``eval`` folder; entries of another form are ignored."""
-    found = {}
-    for path in (folder / RESULTS, folder / "eval" / RESULTS):
-        for name, entry in _mapping(path).items():
-            with suppress(KeyError, TypeError, ValueError, OverflowError):
-                metric = f"avg@{entry['num_rollouts']}"
-                found[f"{name} {metric}"] = float(entry[metric]["value"])
-    return found
-
-
-def read_log(folder: str | Path) -> list[dict[str, Any]]:
-    """The log in ``trainer_state.json`` of a run's folder or of its newest checkpoint; a ValueError without one."""
-    for place in [Path(folder), *reversed(checkpoints(folder))]:
-        if (place / _STATE).is_file():
-            try:
-                return list(json.loads((place / _STATE).read_text())["log_history"])
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise ValueError(f"'{place / _STATE}' cannot be read: it has no log.") from error
-    raise ValueError(f"'{folder}' has no {_STATE}. Name the output_dir of a run that has saved a checkpoint.")
 
 
 def what_counts(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,15 +12,13 @@ from statistics import fmean
 from tqdm import tqdm
 
 from basis_rl.report import compare
-from basis_rl.report.compare import END, Comparison, Estimate, over_seeds, rollouts_to
-from basis_rl.report.runs import EFFECTIVE, Group, Run, differing
+from basis_rl.report.compare import Comparison, Estimate, final_reward, over_seeds, rollouts_to
+from basis_rl.report.runs import Group, Run, differing
 
 NONE = "–"
 THREE = "{:.3f}".format
 _WHOLE = "{:,.0f}".format
 _TENTH = "{:.1f}".format
-PERCENT = "{:.1%}".format
-_SHORT = "{:.3g}".format
 Show = Callable[[float], str]
 
 
@@ -45,50 +42,6 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Metric:
-    """A key of the log: one plot over `x` and, in some sections, a column: the mean over the budget or its end."""
-
-    title: str
-    key: str
-    show: Show = _SHORT
-    end: bool = False
-    log: bool = False
-    x: str = "num_rollouts"
-    section: str = "Baseline, gradient, policy"
-
-
-# Shares of the time that trainer and server waited for each other.
-WAITED = ("rollout/waited_share", "rollout/server_waited_share")
-_prompts = partial(Metric, section="Prompts")
-_streamed = partial(Metric, section="Streamed rollouts")
-METRICS = [
-    Metric("calibrated β", "baseline/beta", end=True, log=True, x="step"),
-    Metric("mean of (r − b)²", "baseline/mse_to_reward", "{:.4f}".format),
-    Metric("explained variance", "baseline/explained_variance", PERCENT),
-    Metric("effective signal", EFFECTIVE, PERCENT),
-    Metric("b exactly 0 or 1", "baseline/at_bounds", PERCENT),
-    Metric("variance of the gradient", "gradient/variance", log=True),
-    Metric("signal |g|² of the gradient", "gradient/signal", log=True),
-    Metric("total power of the gradient", "gradient/total_power", log=True),
-    Metric("tokens per rollout", "completions/mean_length", _TENTH, end=True),
-    Metric("truncated rollouts", "completions/clipped_ratio", PERCENT, end=True),
-    Metric("entropy", "entropy", THREE, end=True),
-    Metric("KL to the reference", "kl", end=True),
-    _prompts("believed value of the prompts drawn", "sampler/believed"),
-    _prompts("reward of the prompts drawn", "sampler/reward"),
-    _prompts("prompts believed to be solved", "sampler/believed_solved", PERCENT),
-    _prompts("prompts believed to be impossible", "sampler/believed_impossible", PERCENT),
-    _prompts("prompts that a draw is spread over", "sampler/effective_prompts", PERCENT),
-    _prompts("prompts ever drawn", "sampler/coverage", PERCENT),
-    _prompts("ratios to a uniform draw that were clipped", "sampler/ratio_clipped", PERCENT),
-    _prompts("refills of a batch", "sampler/refills"),
-    _streamed("staleness in optimizer steps", "rollout/staleness"),
-    _streamed("share of the time that the trainer waited", WAITED[0], PERCENT),
-    _streamed("share of the time that the server waited", WAITED[1], PERCENT),
-]
-
-
-@dataclass(frozen=True)
 class _Column:
     title: str
     value: Callable[[Run], float]
@@ -98,8 +51,7 @@ class _Column:
 
 def tables(comparison: Comparison) -> list[Table]:
     """The tables of results; `setup_tables` tell what was compared."""
-    found = [final_table(comparison), cost_table(comparison), diagnostics_table(comparison)]
-    return [table for table in found if len(table.columns) > 1]
+    return [final_table(comparison), cost_table(comparison)]
 
 
 def final_table(comparison: Comparison) -> Table:
@@ -110,20 +62,14 @@ def final_table(comparison: Comparison) -> Table:
     for key in [*compare.evaluations(comparison.keys), *compare.largest_passes(comparison.keys)]:
         value = partial(compare.last_until, key=key, budget=budget)
         accuracies.append(_Column(f"eval {compare.evaluation_name(key) or 'reward'}", value, THREE))
-    for name in dict.fromkeys(name for run in comparison.runs for name in run.benchmarks):
-        accuracies.append(_Column(name, partial(Run.benchmark, name=name), THREE))
-    columns = [_Column("reward at the end", final_reward(budget), THREE), *accuracies]
+    columns = [_Column("reward at the end", partial(final_reward, budget=budget), THREE), *accuracies]
     if len(accuracies) > 1:
         columns.append(_Column("avg", lambda run: fmean(column.value(run) for column in accuracies), THREE))
-    unit, seconds = time_unit(comparison)
     columns += [
-        _Column(f"time ({unit})", lambda run: run.spent("seconds", budget) / seconds, _TENTH),
+        _Column("time (min)", lambda run: run.spent("seconds", budget) / 60, _TENTH),
         _Column("rollout tokens", lambda run: run.spent("num_rollout_tokens", budget), tqdm.format_sizeof),
         _Column("steps", lambda run: run.spent("step", budget), _WHOLE, compared=False),
     ]
-    if any(run.table for run in comparison.runs):
-        price = lambda run: run.table["rollouts"] if run.table else math.nan  # noqa: E731
-        columns.append(_Column("rollouts of the value table", price, _WHOLE, compared=False))
     rows = []
     for index, group in enumerate(groups):
         # Results come first: a phone shows the first two columns.
@@ -133,9 +79,9 @@ def final_table(comparison: Comparison) -> Table:
             rows.append(_differences(group, comparison.reference, columns, len(last)))
     caption = (
         f"Every run is taken at {budget:,.0f} rollouts. The reward is the mean over the last tenth of them, an "
-        "evaluation the last one within the budget; benchmarks are of the final model. ± is the standard deviation "
-        "over the seeds. Δ is the difference, with its 95 % interval over the seeds in brackets (Student's t; paired "
-        "if the seeds are the same), and bold if the interval excludes 0. One seed gives no interval."
+        "evaluation the last one within the budget. ± is the standard deviation over the seeds. Δ is the difference, "
+        "with its 95 % interval over the seeds in brackets (Student's t; paired if the seeds are the same), and bold "
+        "if the interval excludes 0. One seed gives no interval."
     )
     titles = (column.title for column in columns)
     return Table("At the same number of rollouts", ["setting", *titles, "G", "runs"], rows, caption)
@@ -144,59 +90,27 @@ def final_table(comparison: Comparison) -> Table:
 def cost_table(comparison: Comparison) -> Table:
     """Rollouts until the reference's final reward is reached, without and with those of the value table."""
     budget = comparison.budget
-    target = reference_reward(comparison)
-    unit, scale = time_unit(comparison)
-    titles = ["setting", "rollouts", "with the whole table", "with its share", f"time ({unit})", "runs that reach it"]
+    target = over_seeds([final_reward(run, budget) for run in comparison.reference.runs]).mean
     rows = []
     for index, group in enumerate(comparison.groups):
         reached = {run.path: rollouts_to(run, target, budget) for run in group.runs}
         found = over_seeds(list(reached.values()))
-        time = over_seeds([run.spent("seconds", reached[run.path]) / scale for run in group.runs])
-        shown = [_WHOLE(found.mean + extra) if found.n else NONE for extra in (0.0, *table_price(group, comparison))]
+        time = over_seeds([run.spent("seconds", reached[run.path]) / 60 for run in group.runs])
+        shown = [_WHOLE(found.mean + extra) if found.n else NONE for extra in (0.0, table_price(group))]
         rows.append(Row([group.label, *shown, with_spread(time, _TENTH), f"{found.n} of {len(group.runs)}"], index))
     caption = (
         f"Rollouts until the reward (mean over a window of a tenth of the budget) reaches {target:.3f}, the final "
         f"reward of '{comparison.reference.label}'; mean over the runs that reach it. A value table is sampled once, "
-        "before training; its rollouts are charged to one run, or in equal shares to the runs of this comparison that "
-        "used the same table. No table here includes the time and tokens of sampling it."
+        "before training, and serves every run of its model; here each run pays for all of it. No table here includes "
+        "the time and tokens of sampling it."
     )
+    titles = ["setting", "rollouts", "with the value table", "time (min)", "runs that reach it"]
     return Table("Rollouts to the reference's reward", titles, rows, caption)
 
 
-def final_reward(budget: float) -> Callable[[Run], float]:
-    """The training reward of a run at the end of the budget."""
-    return partial(compare.mean_until, key="reward", budget=budget, share=END)
-
-
-def reference_reward(comparison: Comparison) -> float:
-    """The reference's final training reward, mean over its runs."""
-    return over_seeds([final_reward(comparison.budget)(run) for run in comparison.reference.runs]).mean
-
-
-def table_price(group: Group, comparison: Comparison) -> tuple[float, float]:
-    """Rollouts of the value tables that a group's runs used: those of the whole table, and the run's share of them.
-
-    Runs whose tables have the same hash share one. Both are means over the runs; one without a table counts as 0.
-    """
-    users = Counter(run.table["sha256"] for run in comparison.runs if run.table)
-    whole = [(run.table["rollouts"], users[run.table["sha256"]]) if run.table else (0, 1) for run in group.runs]
-    return fmean(price for price, _ in whole), fmean(price / shared for price, shared in whole)
-
-
-def diagnostics_table(comparison: Comparison) -> Table:
-    """Those metrics of the baseline, the gradient and the policy that were logged."""
-    columns = []
-    for metric in METRICS:
-        value = partial(compare.mean_until, key=metric.key, budget=comparison.budget, share=END if metric.end else 1.0)
-        if metric.section == Metric.section and not all(math.isnan(value(run)) for run in comparison.runs):
-            columns.append(_Column(metric.title + " at the end" * metric.end, value, metric.show))
-    rows = [Row([group.label, *_cells(group, columns)], i) for i, group in enumerate(comparison.groups)]
-    caption = (
-        "Values are means over the budget, or at the end of it over the last tenth. Effective signal is the share of "
-        "rollouts whose advantage is not exactly 0. The gradient is measured per optimizer step, before clipping, if "
-        "log_gradient_variance is true."
-    )
-    return Table(Metric.section, ["setting", *(column.title for column in columns)], rows, caption)
+def table_price(group: Group) -> float:
+    """Rollouts of the value table that a group's runs used, mean over the runs; one without a table counts as 0."""
+    return fmean(run.table["rollouts"] if run.table else 0 for run in group.runs)
 
 
 def setup_tables(comparison: Comparison) -> list[Table]:
@@ -258,9 +172,3 @@ def interval(found: Estimate, show: Show) -> str:
 def signed(value: float, show: Show) -> str:
     """The value with its sign, which is a true minus sign (not a hyphen) below 0."""
     return ("−" if value < 0 else "+") + show(abs(value))
-
-
-def time_unit(comparison: Comparison) -> tuple[str, float]:
-    """The unit in which the longest time is easy to read, and the number of seconds in it."""
-    seconds = max(run.spent("seconds", comparison.budget) for run in comparison.runs)
-    return ("h", 3600.0) if seconds >= 5400 else ("min", 60.0) if seconds >= 180 else ("s", 1.0)

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -65,22 +65,6 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 found = json.loads(line)
                 if isinstance(found, dict):
                     yield found
-
-
-def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row per step: successive rows of a step (training, evaluation, end of the run) are merged into one.
-
-    A row with a smaller step than the previous one starts a repetition, which replaces all earlier rows from it on.
-    """
-    merged: list[dict[str, Any]] = []
-    for row in rows:
-        if merged and row["step"] < merged[-1]["step"]:
-            while merged and merged[-1]["step"] >= row["step"]:
-                merged.pop()
-        if not merged or merged[-1]["step"] < row["step"]:
-            merged.append({})
-        merged[-1].update(row)
-    return merged
 
 
 def lock(file: int, *, wait: bool) -> bool:

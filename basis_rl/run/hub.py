@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, errors
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
-from huggingface_hub.utils.sha import git_hash
 
 from basis_rl.run.rollouts import FOLDER
 
@@ -39,14 +38,12 @@ _CHANGING = (".json", ".jsonl", ".md", ".yaml", ".png", ".gz")
 class Push:
     """One commit: `files` maps a path in the repository to the local file, or to its content.
 
-    `by_hand` is the command that does the same. `checkpoint` is a local folder that must stay until the push is done,
-    `replaces` the folder of the repository that becomes it: its other files are deleted. A `revision` of None is the
-    branch of the run.
+    `checkpoint` is a local folder that must stay until the push is done, `replaces` the folder of the repository that
+    becomes it: its other files are deleted. A `revision` of None is the branch of the run.
     """
 
     message: str
     files: Mapping[str, Path | bytes]
-    by_hand: str
     replaces: str | None = None
     checkpoint: Path | None = None
     revision: str | None = None
@@ -58,11 +55,12 @@ class Hub:
 
     Each push is one commit, so that the Hub never holds a part of a model or checkpoint. A push that fails is repeated
     after `wait_first`, twice that, ... seconds, `retries` times; one that is refused (4xx) is not. Then a warning says
-    what to do, and nothing is raised. `name` may lack the owner, `repo_id` is complete, and `pushed` names the
-    checkpoints that are on the Hub.
+    what to do, and nothing is raised. `name` may lack the owner, `repo_id` is complete, `folder` is the run's, and
+    `pushed` names the checkpoints that are on the Hub.
     """
 
     name: str
+    folder: Path
     token: str | None = field(default=None, repr=False)
     private: bool | None = None
     revision: str | None = None
@@ -111,24 +109,20 @@ class Hub:
         """Checkpoints that are being uploaded or wait for it."""
         return [push.checkpoint for future, push in self._running.items() if push.checkpoint and not future.done()]
 
-    def has(self, files: Mapping[str, Path]) -> set[str]:
-        """Which of `files` (path in the repository -> local text file) are there with this content, if the Hub says."""
-        with suppress(Exception):
-            there = self._api().get_paths_info(self.repo_id or self.name, list(files), revision=self.revision)
-            known = [entry for entry in there if isinstance(entry, RepoFile)]
-            return {entry.path for entry in known if entry.blob_id == git_hash(files[entry.path].read_bytes())}
-        return set()
-
     def _push(self, push: Push) -> CommitInfo | None:
         try:
             info = self._repeated(lambda: self._commit(push), self.retries)
         except Exception as error:
+            repo = self.repo_id or self.name
+            by_hand = ["basis-rl", "push", str(self.folder), repo]
+            if push.replaces:
+                by_hand = ["hf", "upload", repo, str(push.checkpoint), push.replaces]
             _logger.warning(
                 "push_to_hub: '%s' is NOT on the Hub: %s\nThe run continues, all files are on this machine, and later "
-                "saves will be pushed. To push by hand: %s",
+                "saves will be pushed. To push by hand after its end: %s",
                 push.message,
                 one_line(error),
-                push.by_hand.replace("{repo}", shlex.quote(self.repo_id or self.name)),
+                shlex.join(by_hand),
             )
             return None
         if push.replaces and push.checkpoint:
@@ -199,8 +193,12 @@ def one_line(error: BaseException) -> str:
 def files_of_run(output_dir: Path, rollouts: bool = False) -> dict[str, Path | bytes]:
     """What is pushed of a run's folder, without its checkpoints, with the `rollouts` that it keeps only if asked."""
     found = _paths(output_dir, NOT_PUSHED if rollouts else [*NOT_PUSHED, f"{FOLDER}/*"])
-    changing = [name for name in found if name.endswith(_CHANGING) or "tfevents" in name]
-    return found | {name: found[name].read_bytes() for name in changing}
+    for name in [name for name in found if name.endswith(_CHANGING) or "tfevents" in name]:
+        try:
+            found[name] = found[name].read_bytes()
+        except FileNotFoundError:
+            del found[name]
+    return found
 
 
 def files_of_checkpoint(folder: Path, place: str | None = None) -> dict[str, Path | bytes]:

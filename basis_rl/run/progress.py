@@ -21,8 +21,8 @@ from basis_rl.run.run_lock import check_place
 
 PLOT = "training.png"
 WIDTH = 80
+LOG = "metrics.jsonl"
 Plot = Callable[..., Any]
-_FILE = "metrics.jsonl"
 # Rows of the log that a checkpoint has itself.
 _ROWS = 100
 # The metric of a column that only a run with ``rollouts: stream`` has.
@@ -68,14 +68,14 @@ class ProgressLines(TrainerCallback):
         self._lines = 0
         if state.is_world_process_zero and args.output_dir:
             Path(args.output_dir).mkdir(parents=True, exist_ok=True)
-            _forget_after(Path(args.output_dir) / _FILE, state.global_step)
+            _forget_after(Path(args.output_dir) / LOG, state.global_step)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any
     ) -> None:
         if not state.is_world_process_zero or not logs or not args.output_dir:
             return
-        path = Path(args.output_dir) / _FILE
+        path = Path(args.output_dir) / LOG
         check_place(path.parent)
         with naming_a_full_disk(path.parent):
             _append(path, json.dumps({"step": state.global_step, **logs}))
@@ -168,7 +168,7 @@ def newest_rows(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def whole_log(folder: Path, newest: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """`newest_rows` of a checkpoint with those before them, from the ``metrics.jsonl`` beside it if it is there."""
     first = newest[0]["step"] if newest else 0
-    return [row for row in read_lines(folder.parent / _FILE) if row["step"] < first] + newest
+    return [row for row in read_lines(folder.parent / LOG) if row["step"] < first] + newest
 
 
 def _append(path: Path, line: str) -> None:

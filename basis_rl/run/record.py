@@ -19,35 +19,15 @@ _HUB_ID = re.compile(r"[\w\-][\w.\-]*/[\w.\-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class License:
-    """A licence as the Hub knows it: an identifier (``apache-2.0``), with name and link if it is ``other``."""
-
-    id: str
-    name: str | None = None
-    link: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Artefact:
-    """A value table or a prompt codebook (`kind`) that the baseline was given, loaded from a Hub id or path (`source`).
-
-    `sha256` is a hash of its content, `provenance` how it was made, `rollouts` how many that took, once.
-    """
-
-    kind: str
-    source: str
-    sha256: str
-    provenance: Mapping[str, Any]
-    rollouts: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunInfo:
     """What its card tells about a run, and what distinguishes it from others in a comparison.
 
     All of it is public, so no field may hold a secret. `base_model` is a Hub id or the name of a folder,
     `base_revision` a commit or a hash of the weights, `settings` further rows of the card, and `compared` what
-    distinguishes runs even where the recipe leaves it at the default.
+    distinguishes runs even where the recipe leaves it at the default. `license` has the keys of a card: ``license``
+    (``apache-2.0``), with ``license_name`` and ``license_link`` if it is ``other``. `artefacts` are the value table or
+    prompt codebook (``kind``) that the baseline was given, from a Hub id or path (``source``), with the hash of its
+    content (``sha256``), how it was made (``provenance``), and how many ``rollouts`` that took, once.
     """
 
     model_name: str
@@ -55,14 +35,14 @@ class RunInfo:
     base_model: str
     base_on_hub: bool = False
     base_revision: str | None = None
-    license: License | None = None
+    license: Mapping[str, str | None] | None = None
     datasets: Sequence[str] = ()
     data: str = ""
     baseline: str
     baseline_parameters: Mapping[str, str] = field(default_factory=dict)
     sampler: str = "uniform"
     sampler_parameters: Mapping[str, str] = field(default_factory=dict)
-    artefacts: Sequence[Artefact] = ()
+    artefacts: Sequence[Mapping[str, Any]] = ()
     objective: str
     reward: str
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -97,12 +77,9 @@ def load_run_info(folder: str | Path) -> RunInfo:
     path = Path(folder) / RUN_FILE
     if not path.is_file():
         raise ValueError(f"'{folder}' has no {RUN_FILE}: it is not the output_dir of a run of basis-rl.")
-    content = json.loads(path.read_text())
     try:
-        content["license"] = License(**content["license"]) if content["license"] else None
-        content["artefacts"] = [Artefact(**entry) for entry in content["artefacts"]]
-        return RunInfo(**content)
-    except (KeyError, TypeError) as error:
+        return RunInfo(**json.loads(path.read_text()))
+    except TypeError as error:
         raise ValueError(f"'{path}' cannot be read: {error}.") from error
 
 

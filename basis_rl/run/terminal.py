@@ -7,8 +7,9 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 from basis_rl.text import HARMFUL, shown_code
@@ -66,3 +67,14 @@ def stop_signals() -> set[signal.Signals]:
     """What asks a run to stop: SIGTERM, SIGUSR1, Ctrl-C, SIGHUP of a closed terminal unless ``nohup`` ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT} | (set() if ignored else {signal.SIGHUP})
+
+
+@contextmanager
+def handling_stop_signals(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Within it, in the main thread, `handler` gets the signals that ask a run to stop."""
+    before = {number: signal.signal(number, handler) for number in stop_signals()}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -21,7 +21,7 @@ from torch.nn.utils import get_total_norm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from basis_rl.run.errors import NonFiniteGradients, StopAsked, WeightsLost
-from basis_rl.run.terminal import stop_signals
+from basis_rl.run.terminal import handling_stop_signals
 
 STOP_FILE = "STOP"
 # Seconds within which a signal that comes again means the same request.
@@ -59,13 +59,11 @@ class StopOnSignal(TrainerCallback):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._ask) for number in stop_signals()}
-        try:
-            yield
-        finally:
-            self.asked = None
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with handling_stop_signals(self._ask):
+            try:
+                yield
+            finally:
+                self.asked = None
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -27,10 +26,10 @@ from basis_rl.report import plot_training
 from basis_rl.report.card import write_card
 from basis_rl.run import checkpoint
 from basis_rl.run.artefacts import versions
-from basis_rl.run.hub import ONLY_TO_RESUME, Hub, Push, files_of_checkpoint, files_of_run
+from basis_rl.run.hub import Hub, Push, files_of_checkpoint, files_of_run
 from basis_rl.run.progress import PLOT
 from basis_rl.run.ranks import on_main_process
-from basis_rl.run.record import Artefact, License, RunInfo, is_hub_id, save_run_info
+from basis_rl.run.record import RunInfo, is_hub_id, save_run_info
 from basis_rl.run.redact import public_path, redact
 from basis_rl.run.run_lock import check_place
 from basis_rl.samplers import sampler_name
@@ -59,6 +58,7 @@ class Publisher:
         self.asked = args.push_to_hub
         self.hub = Hub(
             name=args.hub_model_id or self.folder.absolute().name,
+            folder=self.folder,
             token=args.hub_token,
             private=args.hub_private_repo,
             revision=args.hub_revision,
@@ -67,10 +67,6 @@ class Publisher:
         )
         if args.push_to_hub:
             self.hub.repo_id = on_main_process(self.hub.connect)
-
-    @property
-    def _by_hand(self) -> str:
-        return f"basis-rl push {shlex.quote(str(self.folder))} {{repo}}"
 
     def finish(self) -> None:
         """Wait for the pushes, all ranks in short collectives, so that no timeout of the process group runs out."""
@@ -122,46 +118,32 @@ class Publisher:
         return strategy != HubStrategy.END and (every or self.hub.done())
 
     def push_checkpoint(self, folder: Path, step: int) -> None:
-        """Push a save, as ``hub_strategy`` says; `folder` is complete. Files that cannot be read are a warning.
+        """Push a save, as ``hub_strategy`` says; `folder` is complete.
 
         ``every_save``: the model. ``checkpoint``: also the checkpoint as ``last-checkpoint``, so that a run can be
         resumed from the Hub. ``all_checkpoints``: each one under its own name.
         """
-        place = None if self.args.hub_strategy == HubStrategy.EVERY_SAVE else self._place(folder)
-        command = " ".join([_upload(folder, "."), *(f"--exclude {shlex.quote(name)}" for name in ONLY_TO_RESUME)])
-        try:
-            files = files_of_run(self.folder, self.args.push_rollouts) | files_of_checkpoint(folder)
-            if place:
-                files |= files_of_checkpoint(folder, place)
-                command += f" && {_upload(folder, place)}"
-        except OSError as error:
-            _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", folder, error)
-            return
+        place = self._place(folder)
+        files = files_of_run(self.folder, self.args.push_rollouts) | files_of_checkpoint(folder)
+        if place is not None:
+            files |= files_of_checkpoint(folder, place)
         message = f"Training in progress, step {step}"
-        self.hub.submit(Push(message=message, files=files, by_hand=command, replaces=place, checkpoint=folder))
+        self.hub.submit(Push(message=message, files=files, replaces=place, checkpoint=folder))
 
     def push_run(self, message: str, revision: str | None) -> Future[CommitInfo | None]:
         """Push ``output_dir``, then the checkpoints that ``hub_strategy`` requires and that were not pushed yet."""
-        try:
-            files = files_of_run(self.folder, self.args.push_rollouts)
-        except OSError as error:
-            _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", self.folder, error)
-            files = {}
-        future = self.hub.submit(Push(message=message, files=files, by_hand=self._by_hand, revision=revision))
+        files = files_of_run(self.folder, self.args.push_rollouts)
+        future = self.hub.submit(Push(message=message, files=files, revision=revision))
         self._push_owed(message, revision)
         return future
 
     def catch_up(self) -> None:
         """On the main process of a resumed run: push the checkpoints whose push ended when the process before was
-        killed.
+        killed. The training would delete them (``save_total_limit``).
 
-        The training would delete them (``save_total_limit``). The manifest tells whether the Hub has a checkpoint.
+        The client does not upload again what the Hub has already.
         """
-        owed = {f"{self._place(folder)}/{checkpoint.MANIFEST}": folder for folder in self._owed()}
-        if owed:
-            there = self.hub.has({path: folder / checkpoint.MANIFEST for path, folder in owed.items()})
-            self.hub.pushed |= {owed[path].name for path in there}
-            self._push_owed("Training resumed", None)
+        self._push_owed("Training resumed", None)
 
     def _push_owed(self, message: str, revision: str | None) -> None:
         for folder in self._owed():
@@ -169,7 +151,6 @@ class Publisher:
             push = Push(
                 message=f"{message}, {folder.name}",
                 files=files_of_checkpoint(folder, place),
-                by_hand=f"{self._by_hand} && {_upload(folder, place)}",
                 replaces=place,
                 checkpoint=folder,
                 revision=revision,
@@ -186,13 +167,10 @@ class Publisher:
         promised = required.get(self.args.hub_strategy, [])
         return [path for path in promised if path.name not in self.hub.pushed and path not in waiting]
 
-    def _place(self, folder: Path) -> str:
-        return checkpoint.LAST if self.args.hub_strategy == HubStrategy.CHECKPOINT else folder.name
-
-
-def _upload(folder: Path, place: str) -> str:
-    """A command that uploads a folder by hand; ``{repo}`` stands for the repository."""
-    return f"hf upload {{repo}} {shlex.quote(str(folder))} {place}"
+    def _place(self, folder: Path) -> str | None:
+        """The folder of the repository that a checkpoint becomes; None if it is not pushed as a whole."""
+        places = {HubStrategy.CHECKPOINT: checkpoint.LAST, HubStrategy.ALL_CHECKPOINTS: folder.name}
+        return places.get(self.args.hub_strategy)
 
 
 @dataclass
@@ -235,8 +213,7 @@ class Origin:
     def base_model(self) -> dict[str, Any]:
         """The facts of the base model: name, revision, license."""
         first = self.first or self.base
-        given = License(id=self.license) if self.license else None
-        return {**first, "license": self.found_license if first == self.base else given}
+        return {**first, "license": self.found_license if self.license or first == self.base else None}
 
     @cached_property
     def revision(self) -> str | None:
@@ -244,16 +221,16 @@ class Origin:
         return model_revision(self.model, self.commit) if self.model else None
 
     @cached_property
-    def found_license(self) -> License | None:
+    def found_license(self) -> dict[str, str | None] | None:
         """The one that was given, or that of the base model's card; None if neither is known."""
         if self.license:
-            return License(id=self.license)
-        is_local = Path(self.model).is_dir()
+            return {"license": self.license}
+        card = Path(self.model) / "README.md"
+        is_local = card.parent.is_dir()
         try:
-            if is_local:
-                data = ModelCard.load(Path(self.model) / "README.md").data
-            else:
-                data = ModelCard.load(hf_hub_download(self.model, "README.md", local_files_only=not self.online)).data
+            if not is_local:
+                card = Path(hf_hub_download(self.model, "README.md", local_files_only=not self.online))
+            data = ModelCard.load(card).data
         # No card, no such model, no network, no front matter: the card then says so.
         except Exception:
             return None
@@ -261,7 +238,8 @@ class Origin:
         # A file of the base model's repository.
         if link and "://" not in link:
             link = None if is_local else f"https://huggingface.co/{self.model}/blob/main/{link}"
-        return License(id=data.license, name=data.license_name, link=link) if data.license else None
+        found = {"license": data.license, "license_name": data.license_name, "license_link": link}
+        return found if data.license else None
 
 
 def run_info(run: Any, model_name: str, dataset_name: str | None = None, tags: Iterable[str] = ()) -> RunInfo:
@@ -307,19 +285,19 @@ def run_info(run: Any, model_name: str, dataset_name: str | None = None, tags: I
     )
 
 
-def artefacts_of(baseline: Baseline) -> list[Artefact]:
+def artefacts_of(baseline: Baseline) -> list[dict[str, Any]]:
     """Value tables and codebooks among the baseline's attributes."""
     found = []
     for value in vars(baseline).values():
         if type(value) in _KINDS:
             kept = {key: entry for key, entry in value.provenance.items() if not isinstance(entry, (list, dict))}
-            artefact = Artefact(
-                kind=_KINDS[type(value)],
-                source=public_path(value.source),
-                sha256=value.digest,
-                provenance=redact(kept),
-                rollouts=kept.get("rollouts", getattr(value, "num_rollouts", 0)),
-            )
+            artefact = {
+                "kind": _KINDS[type(value)],
+                "source": public_path(value.source),
+                "sha256": value.digest,
+                "provenance": redact(kept),
+                "rollouts": kept.get("rollouts", getattr(value, "num_rollouts", 0)),
+            }
             found.append(artefact)
     return found
 

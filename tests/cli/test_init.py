@@ -19,6 +19,18 @@ def problems(folder):
     (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+@pytest.fixture
+def init(tmp_path, tiny_path, monkeypatch):
+    """Writes a recipe for rows by `basis-rl init`; returns the exit code."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(rows, *more):
+        (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return main(["init", "new.yaml", "--force", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu", *more])
+
+    return run
+
+
 def test_the_recipe_passes_the_check(tmp_path, tiny_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     problems(tmp_path)
@@ -50,10 +62,8 @@ CHATS = [
         (CHATS, {"on_missing_gold": "drop", "on_invalid_gold": "drop", "prompt_template": None}),
     ],
 )
-def test_a_new_recipe_fits_the_data_that_it_is_given(rows, written, tmp_path, tiny_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu"]) == 0
+def test_a_new_recipe_fits_the_data_that_it_is_given(rows, written, tmp_path, capsys, init):
+    assert init(rows) == 0
     keys = read_recipe("new.yaml")
     assert {key: keys.get(key) for key in written} == written
     assert f"# {len(rows)} rows, whose prompts are" in (tmp_path / "new.yaml").read_text()
@@ -96,10 +106,8 @@ BOXES = [{"prompt": f"Put {i} + 1 into \\boxed{{}}.", "answer": str(i + 1)} for 
         (BOXES, "math_verify", None, "{prompt}"),
     ],
 )
-def test_the_reward_is_one_that_can_find_the_golds_right(rows, reward, kwargs, asks, tmp_path, tiny_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu"]) == 0
+def test_the_reward_is_one_that_can_find_the_golds_right(rows, reward, kwargs, asks, init):
+    assert init(rows) == 0
     keys = read_recipe("new.yaml")
     assert (keys["reward_funcs"], keys.get("reward_kwargs")) == ([reward], kwargs)
     assert asks in keys["prompt_template"]
@@ -125,12 +133,10 @@ NAMED = [{**row, "text": f"{row['text']} It is called plus_one."} for row in MBP
     ("rows", "shown"),
     [(SOURCES, ""), (MBPP, "assert plus_one(0) == 1"), (IN_TEXT, "import math\nassert plus_one(0) == 1"), (NAMED, "")],
 )
-def test_the_first_test_is_shown_where_problems_do_not_name_the_function(rows, shown, tmp_path, tiny_path, monkeypatch):
+def test_the_first_test_is_shown_where_problems_do_not_name_the_function(rows, shown, init):
     """Two rows of these have no tests, or no problem, as in data of people."""
-    monkeypatch.chdir(tmp_path)
     rows = [*rows[:3], {**rows[3], "test_list": rows[3]["test_list"][:0]}, {**rows[4], "text": ""}, *rows[5:]]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu"]) == 0
+    assert init(rows) == 0
     recipe = parse_recipe(["new.yaml"])
     assert recipe.run.reward_funcs == ["code"]
     found = load_training_data(recipe, load_config_and_tokenizer(recipe.model, recipe.args)[1])
@@ -151,28 +157,23 @@ def test_the_only_test_of_a_row_is_shown_where_it_alone_names_the_function(tmp_p
 
 
 @pytest.mark.parametrize("few", [False, True])
-def test_golds_that_are_missing_are_dropped_on_either_side_and_told_once(few, tmp_path, tiny_path, monkeypatch, caplog):
-    monkeypatch.chdir(tmp_path)
+def test_golds_that_are_missing_are_dropped_on_either_side_and_told_once(few, tmp_path, caplog, init):
     held = DataArguments("all.jsonl", test_fraction=0.05)
     (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS_NAMED))
     first = load_prompts(held, conversational=True, held_out=True)["prompt"][0]
     rows = SUMS_NAMED[:4] if few else SUMS_NAMED
     without = rows[1]["prompt"] if few else first
     rows = [{**row, "solution": None} if row["prompt"] == without else row for row in rows]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu"]) == 0
+    assert init(rows) == 0
     assert read_recipe("new.yaml")["on_missing_gold"] == "drop"
     assert caplog.text.count("left out 1") == 1
     assert ("held-out" in caplog.text) != few
 
 
-def test_a_judge_has_an_address_to_fill_in(tmp_path, tiny_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = ["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu", "--reward_funcs", "judge"]
+def test_a_judge_has_an_address_to_fill_in(init):
     for gold in ({}, {"answer": "so"}):
         rows = [{"prompt": f"POST: it was {i}.", **gold} for i in range(60)]
-        (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        assert main([*words, "--force"]) == 0
+        assert init(rows, "--reward_funcs", "judge") == 0
         keys = read_recipe("new.yaml")
         # With a gold the judge's own question compares with it.
         assert ("rubric" in keys["reward_kwargs"]) == (not gold)
@@ -207,12 +208,8 @@ def test_an_empty_line_of_a_table_hides_no_options(tmp_path):
     [(MMLU, "choices", "answer"), (ARC, "choices", "answerKey"), (COLUMNS, "A, B, C, D", "answer"),
      (PAIRS, "option1, option2", "answer"), (TEXTS, "options", "answer")],
 )  # fmt: skip
-def test_options_of_every_form_reach_the_prompt_and_golds_are_letters(
-    rows, columns, gold, tmp_path, tiny_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu"]) == 0
+def test_options_of_every_form_reach_the_prompt_and_golds_are_letters(rows, columns, gold, capsys, init):
+    assert init(rows) == 0
     recipe = parse_recipe(["new.yaml"])
     assert recipe.run.reward_funcs == ["choice"]
     assert (recipe.data.choices_column, recipe.data.solution_column) == (columns, gold)
@@ -234,21 +231,18 @@ def test_options_of_every_form_reach_the_prompt_and_golds_are_letters(
         assert "prompts show no options" in capsys.readouterr().err
 
 
-def test_without_a_gold_a_reward_that_reads_none_is_taken(tmp_path, tiny_path, monkeypatch, capsys):
+def test_without_a_gold_a_reward_that_reads_none_is_taken(tmp_path, monkeypatch, capsys, init):
     """TRL's first example: tldr, and a function of the length alone."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "my_length", raising=False)
     rows = [{"prompt": f"POST: it was {i}.\n\nTL;DR:", "completion": "so"} for i in range(60)]
-    (tmp_path / "tldr.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "my_length.py").write_text(
         "def reward_len(completions, **kwargs):\n    return [-abs(20.0 - len(str(each))) for each in completions]\n"
         "def equal(completions, solution, **kwargs):\n    return [float(each in solution) for each in completions]\n"
     )
-    words = ["init", "new.yaml", "--model", str(tiny_path), "--data", "tldr.jsonl", "--cpu"]
     for reads in ([], ["--reward_funcs", "my_length.equal"]):
-        assert main([*words, *reads]) == 2
+        assert init(rows, *reads) == 2
         assert "say which one with solution_column" in capsys.readouterr().err
-    assert main([*words, "--reward_funcs", "my_length.reward_len"]) == 0
+    assert init(rows, "--reward_funcs", "my_length.reward_len") == 0
     keys = read_recipe("new.yaml")
     assert keys["prompt_template"] == "{prompt}"
     assert "solution_column" not in keys
@@ -269,21 +263,18 @@ def test_a_set_with_a_scorer_of_its_own_is_scored_by_it(name, tmp_path, tiny_pat
     assert read_recipe("new.yaml")["reward_funcs"] == ["reasoning_gym"]
 
 
-def test_sentences_are_refused_unless_a_reward_is_named(tmp_path, tiny_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_sentences_are_refused_unless_a_reward_is_named(tmp_path, monkeypatch, capsys, init):
     monkeypatch.delitem(sys.modules, "my_reward", raising=False)
     told = [
         {"prompt": f"Why is {i}?", "answer": f"It is so since nobody of {'abcdefghij'[i % 10]} says otherwise."}
         for i in range(30)
     ]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
-    words = ["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu"]
-    assert main(words) == 2
+    assert init(told) == 2
     said = capsys.readouterr().err
     assert "my_reward.py" in said
     assert not (tmp_path / "new.yaml").exists()
     (tmp_path / "my_reward.py").write_text("def score(completions, **kwargs):\n    return [1.0 for _ in completions]\n")
-    assert main([*words, "--reward_funcs", "my_reward.score"]) == 0
+    assert init(told, "--reward_funcs", "my_reward.score") == 0
     assert main(["check", "new.yaml", "--max_completion_length", "32"]) == 0
     capsys.readouterr()
     # As a recipe of mathematics the same data is refused, with the way out.
@@ -292,12 +283,8 @@ def test_sentences_are_refused_unless_a_reward_is_named(tmp_path, tiny_path, mon
 
 
 @pytest.mark.parametrize(("rows", "column"), [(ASSERTS, "test_list"), (CHECKS, "test")])
-def test_code_without_the_column_or_the_function_s_name_is_refused(
-    rows, column, tmp_path, tiny_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu"]) == 0
+def test_code_without_the_column_or_the_function_s_name_is_refused(rows, column, capsys, init):
+    assert init(rows) == 0
     capsys.readouterr()
     assert main(["check", "new.yaml", "--max_completion_length", "32", "--reward_kwargs", "{}"]) == 2
     said = capsys.readouterr().err

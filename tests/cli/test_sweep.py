@@ -9,10 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from basis_rl.baselines import BASELINES
+from basis_rl.cli import sweep
 from basis_rl.cli.main import main
-from basis_rl.cli.sweep import launcher_processes, parse_entry, plan, several
+from basis_rl.cli.sweep import parse_entry, plan, several
 from basis_rl.report.runs import read_run
 from tests.run.test_run_lock import HOLDER
 
@@ -26,9 +28,9 @@ OWN = {"baseline": "batch_mean", "num_generations": 1, "max_steps": 12}  # one r
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """A launcher that trains nothing."""
+    """In place of `basis-rl train`: it trains nothing."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return f"{sys.executable} {Path(__file__).with_name('stand_in.py')}"
+    monkeypatch.setattr(sweep, "_TRAIN", [sys.executable, str(Path(__file__).with_name("stand_in.py"))])
 
 
 def rollouts(run):
@@ -48,27 +50,17 @@ def test_every_baseline_draws_the_same_number_of_rollouts(recipe):
         assert run.recipe.args.generation_batch_size == 16
         assert run.recipe.args.num_generations == (8 if BASELINES[name].min_group_size > 1 else 1)
     assert runs["remax"].recipe.args.max_steps == 6
-    budgeted = plan(recipe(), ["rloo:num_generations=4", "none", "remax"], [0], budget=160, num_generations=2)
+    budgeted = plan(recipe(), ["rloo:num_generations=4", "none", "remax"], [0], budget=160)
     assert [rollouts(run) for run in budgeted] == [160, 160, 160]
     assert [run.recipe.args.num_generations for run in budgeted] == [4, 1, 1]
     assert [rollouts(run) for run in plan(recipe(), ["none", "remax"], [0], budget=170)] == [160, 160]
-    assert plan(recipe(), ["rloo"], [0], num_generations=2)[0].recipe.args.num_generations == 2
-    groups = plan(recipe(num_generations=4), ["rloo", "none", "grpo:num_generations=8"], [0], num_generations=2)
-    assert [run.recipe.args.num_generations for run in groups] == [2, 2, 8], "a recipe of groups: an ordinary override"
+    groups = plan(recipe(), ["rloo", "grpo:num_generations=8"], [0], overrides=["--num_generations", "2"])
+    assert [run.recipe.args.num_generations for run in groups] == [2, 8]
     other = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "steps_per_generation": 8}
     assert [rollouts(run) for run in plan(recipe(**other, num_iterations=3), ["none", "rloo"], [0])] == [64, 64]
 
 
-def test_a_launcher_with_several_processes_has_larger_batches(recipe, tmp_path):
-    config = tmp_path / "two.yaml"
-    config.write_text("num_processes: 2")
-    assert launcher_processes(f"accelerate launch --config_file {config}") == 2
-    assert launcher_processes(f"accelerate launch --config_file={config} --num_processes 4") == 4
-    assert launcher_processes("accelerate launch --num-processes 4") == 4
-    assert launcher_processes("torchrun --nproc_per_node 4 --nnodes=2") == 8
-    assert launcher_processes("") == launcher_processes("nice -n 5") == 1
-    with pytest.raises(ValueError, match="how many processes"):
-        launcher_processes("accelerate launch --multi_gpu")
+def test_runs_of_several_processes_have_larger_batches(recipe):
     with several(4):
         (run,) = plan(recipe(per_device_train_batch_size=2), ["rloo"], [0], budget=96)
     assert rollouts(run) == 96
@@ -114,17 +106,24 @@ BAD = CASES["bad"]
 def test_whatever_is_wrong_is_said_before_the_first_run(case, recipe, stand_in, tmp_path, capsys):
     baselines, changes, arguments, message = BAD[case]
     path = recipe(**changes)
-    assert main(["sweep", path, "--baselines", ",".join(baselines), "--launcher", stand_in, *arguments]) == 2
+    assert main(["sweep", path, "--baselines", ",".join(baselines), *arguments]) == 2
     said = capsys.readouterr().err
     assert re.search(message, said), said
     assert not (tmp_path / "out-sweep").exists()
+
+
+def test_runs_of_several_processes_are_launched_as_train_launches_them(recipe, stand_in, tmp_path):
+    more = ["--output_dir", str(tmp_path / "s"), "--accelerate_config", "cpu", "--num_processes", "2"]
+    assert main(["sweep", recipe(), "--baselines", "none", *more]) == 0
+    given = yaml.safe_load((tmp_path / "s" / "none-seed0" / "recipe.yaml").read_text())
+    assert (given["accelerate_config"], given["num_processes"]) == ("cpu", 2)
 
 
 def test_a_second_sweep_in_the_same_folder_starts_nothing(recipe, stand_in, tmp_path, capsys):
     """It would take runs that the first one has not begun yet, and each would count the other's as failed."""
     out = tmp_path / "sweep"
     out.mkdir()
-    arguments = ["--baselines", "none,rloo", "--seeds", "0", "--output_dir", str(out), "--launcher", stand_in]
+    arguments = ["--baselines", "none,rloo", "--seeds", "0", "--output_dir", str(out)]
     command = [sys.executable, "-c", HOLDER, str(out)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
@@ -139,7 +138,7 @@ def test_a_failure_is_reported_at_the_end_and_costs_nothing_else(recipe, stand_i
     out = tmp_path / "sweep"
     out.mkdir()
     (out / "broken").write_text("rloo")
-    arguments = ["--baselines", "none,rloo,remax", "--seeds", "0,1", "--output_dir", str(out), "--launcher", stand_in]
+    arguments = ["--baselines", "none,rloo,remax", "--seeds", "0,1", "--output_dir", str(out)]
     assert main(["sweep", recipe(), *arguments]) == 70
     said = capsys.readouterr().out
     for seed in (0, 1):
@@ -159,9 +158,9 @@ def test_a_failure_is_reported_at_the_end_and_costs_nothing_else(recipe, stand_i
     assert "Runs: 6, settings: 3, 96 rollouts each" in said
 
     assert main(["sweep", recipe(weight_decay=0.25), *arguments]) == 2
-    assert "(weight_decay: None there, 0.25 now)" in capsys.readouterr().err
+    assert "(weight_decay: null, now 0.25)" in capsys.readouterr().err
     assert main(["sweep", recipe(learning_rate=5e-4), *arguments]) == 2
-    assert "(learning_rate: 0.001 there, 0.0005 now)" in capsys.readouterr().err
+    assert "(learning_rate: 0.001, now 0.0005)" in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -186,9 +185,9 @@ def test_two_real_runs_one_of_them_interrupted(recipe, tmp_path, capsys):
     assert main(arguments) == 0
     done = read_run(first)
     assert done.finished
-    assert [row["step"] for row in done.rows] == sorted({row["step"] for row in done.rows})
-    assert done.rows[-1]["num_rollouts"] == 200 / 2 * 16
-    assert read_run(second).rows[-1]["num_rollouts"] == read_run(second).rows[-1]["step"] / 2 * (16 + 8)
+    assert done.log["step"].is_unique
+    assert done.rollouts == 200 / 2 * 16
+    assert read_run(second).rollouts == read_run(second).log["step"].iloc[-1] / 2 * (16 + 8)
     record = json.loads((second / "run.json").read_text())
     assert record["compared"]["num_generations"] == 2
     assert record["versions"]["trl"]

@@ -204,14 +204,11 @@ def test_what_cannot_be_is_one_message(case, recipe, tmp_path, capsys, monkeypat
     assert not (tmp_path / "values").exists()
 
 
-def test_a_server_of_another_model_and_several_processes_are_refused(recipe, fake, capsys, monkeypatch):
+def test_a_server_of_another_model_is_refused(recipe, fake, capsys):
     for other in ("Qwen/Qwen3-4B", f"{fake.root}-Base"):
         fake.root = other
         assert main(["values", recipe()]) == 2
         assert re.search(f"has the model .*{other}.*, not '", capsys.readouterr().err)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["values", recipe()]) == 2
-    assert "runs in one process" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -1,9 +1,10 @@
-"""Folders of runs as `basis-rl train` leaves them, written without training."""
+"""Folders of runs as `basis-rl train` leaves them, written without training; and the elements of a page."""
 
 from __future__ import annotations
 
 import json
 import random
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +51,19 @@ def write_run(
 
 def write_rows(folder: Path, rows: list[dict[str, Any]]) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+class Elements(HTMLParser):
+    """Of a page: `found`, its tags with their attributes, and `text`, what stands between them."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard, metadata_load
 
 from basis_rl.baselines import BASELINES
 from basis_rl.report.card import citations, model_card, papers, results_of
-from basis_rl.run.record import Artefact, License, RunInfo, is_hub_id, load_run_info, save_run_info
+from basis_rl.run.record import RunInfo, is_hub_id, load_run_info, save_run_info
 from tests.support.hub_endpoint import check_card
 from tests.support.tiny import named_baseline, sums
 
@@ -19,12 +19,14 @@ INFO = RunInfo(
     hub_model_id="alice/mine",
     base_model="Qwen/Qwen3-4B",
     base_on_hub=True,
-    license=License(id="other", name="qwen", link="https://example.org/LICENSE"),
+    license={"license": "other", "license_name": "qwen", "license_link": "https://example.org/LICENSE"},
     datasets=["open-r1/DAPO-Math-17k-Processed"],
     data="17,000 problems",
     baseline="basis",
     baseline_parameters={"weighting": "unb", "smoothing": "0.5"},
-    artefacts=[Artefact(kind="value table", source="alice/table", sha256="ab" * 32, provenance={"num_rollouts": 32})],
+    artefacts=[
+        {"kind": "value table", "source": "alice/table", "sha256": "ab" * 32, "provenance": {"num_rollouts": 32}}
+    ],
     objective="gspo",
     reward="math_verify[math-verify 0.9.0]",
     settings={"learning rate": "1e-06, constant"},
@@ -62,7 +64,7 @@ def test_metadata_is_read_back_as_it_was_meant(results, tmp_path):
     check_card(str(card))
     raw = metadata_load(tmp_path / "README.md")
     assert "licence" not in raw
-    assert (raw["license"], raw["license_name"], raw["license_link"]) == ("other", "qwen", INFO.license.link)
+    assert (raw["license"], raw["license_name"], raw["license_link"]) == tuple(INFO.license.values())
     assert raw["metrics"] == ["accuracy"]
     data = ModelCard.load(tmp_path / "README.md").data
     found = (data.base_model, data.library_name, data.pipeline_tag)
@@ -92,7 +94,7 @@ def test_every_fact_is_in_the_text(results):
         assert fact in text, fact
     assert [row.split("|")[5].strip() for row in rows[:2]] == ["35.0 to 45.0", "55.0 to 65.0"]
     given = {"num_rollouts": 32, "date": None, "note": "", "generation_kwargs": "{}", "seed": 0}
-    made = model_card(replace(INFO, artefacts=[replace(INFO.artefacts[0], provenance=given)])).text
+    made = model_card(replace(INFO, artefacts=[{**INFO.artefacts[0], "provenance": given}])).text
     assert "Made with: num_rollouts 32, seed 0.\n" in made
 
 

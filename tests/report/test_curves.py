@@ -1,23 +1,10 @@
 """Reading a run's log and plotting it."""
 
-import json
-
 import pytest
 
-from basis_rl.report.plots import plot_training, smooth
-from basis_rl.report.runs import read_log
+from basis_rl.report.plots import plot_training
 
 LOG = [{"step": i, "reward": 0.1 * i, "baseline/beta": 5 / (i + 1), "baseline/mse_to_reward": 0.2} for i in range(8)]
-
-
-def test_newest_checkpoint_is_read(tmp_path):
-    for step in (2, 10):
-        folder = tmp_path / f"checkpoint-{step}"
-        folder.mkdir()
-        (folder / "trainer_state.json").write_text(json.dumps({"log_history": [{"step": step}]}))
-    assert read_log(tmp_path) == [{"step": 10}]
-    with pytest.raises(ValueError, match=r"has no trainer_state\.json"):
-        read_log(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("keys", [("reward", "baseline/beta", "baseline/mse_to_reward"), ("reward",), ()])
@@ -26,8 +13,3 @@ def test_a_run_that_has_logged_something_has_a_plot(tmp_path, keys):
     plot_training([*log, {"step": 9, "train_runtime": 1.0}], tmp_path / "plot.png")
     assert (tmp_path / "plot.png").exists() == bool(keys)
     assert not keys or (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_smoothing_starts_at_the_first_value_and_keeps_a_constant():
-    assert smooth([3.0, 3.0, 3.0]) == pytest.approx([3.0, 3.0, 3.0])
-    assert smooth([1.0, 0.0], weight=0.5) == pytest.approx([1.0, 1 / 3])

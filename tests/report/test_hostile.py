@@ -6,14 +6,13 @@ import random
 import time
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from basis_rl.cli.main import main
 from basis_rl.report import page
 from basis_rl.report.compare import compare_runs, rollouts_to, window_mean
-from basis_rl.report.plots import smooth
 from basis_rl.report.runs import Run, read_run
-from basis_rl.run.artefacts import merge_rows
 from tests.report.folders import write_rows, write_run
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -31,7 +30,6 @@ FILES = {
     "a recipe that holds itself": ("recipe.yaml", "a: &a [*a]", True),
     "a recipe of millions": ("recipe.yaml", BOMB, True),
     "a recipe that runs code": ("recipe.yaml", "a: !!python/object/apply:os.system ['touch ran']", True),
-    "results that end early": ("results.json", "{", True),
     "keys of other types": ("recipe.yaml", "1: 2\n2020-01-01: [{2020-01-02: 3}]\nnull: {true: !!binary aGk=}", False),
     "facts of other types": ("run.json", json.dumps({
         "baseline": {"a": [1]}, "objective": 3, "seed": [1], "compared": [], "hardware": {"a": 1}, "finished": "no",
@@ -39,7 +37,6 @@ FILES = {
     }), False),
     "artefacts that are none": ("run.json", '{"artefacts": null, "versions": null}', False),
     "letters that are none": ("run.json", '{"baseline": "\\ud800\\u001b[31m<b>", "versions": {"\\ud800": "1"}}', False),
-    "results of other types": ("results.json", '{"a": {"num_rollouts": 1, "avg@1": {"value": "x"}}, "b": 3}', False),
 }  # fmt: skip
 
 
@@ -96,13 +93,8 @@ def test_what_is_no_number_in_a_log_is_passed_over(key, tmp_path, capsys):
 def test_a_log_of_nothing_but_oddities_is_no_run(tmp_path):
     write_run(tmp_path / "odd")
     write_rows(tmp_path / "odd", [{"step": i, "reward": 1.0, "num_rollouts": 0} for i in range(3)])
-    with pytest.raises(ValueError, match="has no `num_rollouts`"):
+    with pytest.raises(ValueError, match="has sampled no rollouts"):
         compare_runs([tmp_path])
-    (tmp_path / "odd" / "metrics.jsonl").unlink()
-    for text in ("[]", '{"log_history": 3}', "{", '{"log_history": [3, null]}'):
-        (tmp_path / "odd" / "trainer_state.json").write_text(text)
-        with pytest.raises(ValueError, match=r"cannot be read|not logged a reward"):
-            compare_runs([tmp_path])
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -124,7 +116,8 @@ def test_the_place_where_a_reward_is_reached_is_that_of_a_plain_search(tmp_path)
     for case in range(200):
         count = draw.randrange(1, 40)
         places = sorted(draw.sample(range(1, 200), count))
-        run = Run(tmp_path, [{"num_rollouts": x, "reward": draw.choice([0, 0.25, 1, draw.random()])} for x in places])
+        rows = [{"num_rollouts": x, "reward": draw.choice([0, 0.25, 1, draw.random()])} for x in places]
+        run = Run(tmp_path, pd.DataFrame(rows))
         budget = draw.choice([places[-1], places[-1] * 0.7, float(places[0])])
         x, y = run.series("reward")
         for target in (0.0, 0.25, 0.5, draw.random(), 2.0, window_mean(x, y, 0.9 * budget, budget)):
@@ -132,19 +125,9 @@ def test_the_place_where_a_reward_is_reached_is_that_of_a_plain_search(tmp_path)
 
 
 def test_a_long_log_takes_seconds(tmp_path):
-    """400,000 rows, at the worst those of a run that repeats its last steps again and again."""
     draw = random.Random(0)
-    rows = [{"step": i + 1 - 2 * (i % 2), "num_rollouts": 8 * (i + 1), "reward": draw.random()} for i in range(400_000)]
+    rows = [{"step": i + 1, "num_rollouts": 8 * (i + 1), "reward": draw.random()} for i in range(400_000)]
     began = time.process_time()
-    assert len(merge_rows(rows)) == 200_000
-    run = Run(tmp_path, rows)
+    run = Run(tmp_path, pd.DataFrame(rows))
     assert np.isnan(rollouts_to(run, 0.9, run.rollouts))
-    assert len(smooth([row["reward"] for row in rows])) == 400_000
     assert time.process_time() - began < 5.0
-
-
-def test_smoothing_is_a_mean_with_falling_weights():
-    values = [random.Random(i).random() for i in range(500)]
-    for i in (0, 1, 5, 250, 499):
-        weights = 0.8 ** np.arange(i + 1)[::-1]
-        assert smooth(values)[i] == pytest.approx(np.average(values[: i + 1], weights=weights))

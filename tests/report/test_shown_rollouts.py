@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections import Counter, defaultdict
 from html import unescape
-from html.parser import HTMLParser
 
 import pytest
 
@@ -16,7 +15,7 @@ from basis_rl.report import page as report
 from basis_rl.report.compare import compare_runs
 from basis_rl.report.rollouts import ask_math_verify, choose, page, text
 from basis_rl.run.rollouts import KeptRollouts
-from tests.report.folders import write_run
+from tests.report.folders import Elements, write_run
 from tests.run.test_keeping import row
 
 HOSTILE = (
@@ -80,46 +79,6 @@ def test_what_is_not_there_is_said(run, tmp_path, capsys):
     assert "No rollout" in capsys.readouterr().out
 
 
-class Tags(HTMLParser):
-    def __init__(self, html):
-        super().__init__()
-        self.found = []
-        self.feed(html)
-
-    def handle_starttag(self, tag, attributes):
-        self.found.append((tag, dict(attributes)))
-
-
-class Table(HTMLParser):
-    """The summary: of each verdict the count, and the golds and answers."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.counts = {}
-        self.examples = defaultdict(list)
-        self.cells = None
-        self.feed(html)
-
-    def handle_starttag(self, tag, attributes):
-        if tag == "tr":
-            self.cells = []
-        elif tag == "td" and self.cells is not None:
-            self.cells.append("")
-
-    def handle_data(self, data):
-        if self.cells:
-            self.cells[-1] += data
-
-    def handle_endtag(self, tag):
-        if tag == "tr" and self.cells:
-            *first, gold, answer = (cell.strip() for cell in self.cells)
-            if first:
-                count, self.verdict = first
-                self.counts[self.verdict] = int(count)
-            self.examples[self.verdict].append((gold, answer))
-        self.cells = None if tag == "tr" else self.cells
-
-
 def judged():
     """Rollouts with verdicts, of which some are alike but for a capital, and some have none."""
     rng = random.Random(0)
@@ -153,7 +112,7 @@ console.log(JSON.stringify(found));
 def test_the_page_puts_the_largest_advantages_first_and_back():
     rows = [{"step": 1, **row(advantage=value)} for value in (0.1, -2.0, None, 0.5, 0.5)]
     html = page(rows, "t")
-    data = [each for tag, each in Tags(html).found if tag == "article"]
+    data = [each for tag, each in Elements(html).found if tag == "article"]
     given = [{"at": at, "advantage": each["data-advantage"]} for at, each in enumerate(data)]
     (script,) = re.findall(r"<script[^>]*>(.*?)</script>", html, re.DOTALL)
     code = ORDER.replace("SCRIPT", script.replace("const box", "const own")).replace("ROWS", json.dumps(given))
@@ -174,17 +133,27 @@ def test_counts_and_examples_of_the_summary_are_those_of_the_rollouts():
     counts = Counter(each["extra"]["verdict"] for each in rows)
     assert counts.pop(None)
     html = page(rows, "t")
-    table = Table(html)
-    assert table.counts == counts
-    shown = Counter(attributes["data-verdict"] for tag, attributes in Tags(html).found if tag == "article")
+    told = {}
+    verdict = None
+    row_of_table = (
+        r'<tr>(?:<td class="number".*?>(\d+)</td><td.*?>(.*?)</td>)?' + 2 * "<td><code>(.*?)</code></td>" + "</tr>"
+    )
+    examples = defaultdict(list)
+    for count, name, *pair in re.findall(row_of_table, html):
+        if count:
+            verdict = unescape(name)
+            told[verdict] = int(count)
+        examples[verdict].append(tuple(map(unescape, pair)))
+    assert told == counts
+    shown = Counter(attributes["data-verdict"] for tag, attributes in Elements(html).found if tag == "article")
     assert shown == {**counts, "": len(rows) - counts.total()}
     datalist = html.partition("<datalist")[2].partition("</datalist>")[0]
-    offered = [attributes["value"] for tag, attributes in Tags(datalist).found if tag == "option"]
+    offered = [attributes["value"] for tag, attributes in Elements(datalist).found if tag == "option"]
     assert sorted(offered) == sorted(counts)
-    for verdict, examples in table.examples.items():
+    for verdict, shown_pairs in examples.items():
         pairs = {(each["gold"], each["extra"]["answer"]) for each in rows if each["extra"]["verdict"] == verdict}
-        assert len(examples) == len(set(examples)) == min(3, len(pairs))
-        assert set(examples) <= pairs
+        assert len(shown_pairs) == len(set(shown_pairs)) == min(3, len(pairs))
+        assert set(shown_pairs) <= pairs
     assert "<table" not in page([{"step": 1, **row()}], "t")
 
 
@@ -236,7 +205,7 @@ def test_a_terminal_gets_letters_only():
 def test_a_page_runs_nothing_but_its_own_script(tmp_path):
     html = page(hostile(), HOSTILE)
     html.encode()
-    tags = Tags(html).found
+    tags = Elements(html).found
     scripts = [attributes for tag, attributes in tags if tag == "script"]
     (policy,) = [found["content"] for tag, found in tags if tag == "meta" and "http-equiv" in found]
     assert [f"script-src 'nonce-{found['nonce']}'" in policy for found in scripts] == [True]
@@ -256,5 +225,5 @@ def test_a_comparison_shows_the_three_that_weigh_most(run, monkeypatch):
     kept = KeptRollouts(run, 1)
     kept.add([row(completion=HOSTILE, tokens=10**400, advantage=10**400, rewards={"a": 10**400})])
     kept.write(4)
-    tags = {tag for tag, _ in Tags(report.html(compare_runs([run]))).found}
+    tags = {tag for tag, _ in Elements(report.html(compare_runs([run]))).found}
     assert tags.isdisjoint({"script", "img"})

@@ -107,23 +107,17 @@ def test_whichever_write_meets_a_full_disk_names_it(where, tmp_path, monkeypatch
     assert checkpoint.newest(tmp_path).name == "checkpoint-2"
 
 
-@pytest.mark.parametrize("what", ["a full disk", "a dangling link"])
-def test_the_command_says_it_in_one_line(what, recipe, tmp_path, monkeypatch, capsys):
-    output = tmp_path / "out"
-    if what == "a full disk":
-        full_for(monkeypatch, run_lock.os, "pwrite")
-    else:
-        output.symlink_to(tmp_path / "gone")
-    assert main(["train", recipe(output_dir=str(output))]) == (70 if what == "a full disk" else 2)
+def test_the_command_says_it_in_one_line(recipe, monkeypatch, capsys):
+    full_for(monkeypatch, run_lock.os, "pwrite")
+    assert main(["train", recipe()]) == 70
     said = capsys.readouterr().err
     assert said.count("basis-rl: error:") == 1
-    assert ("is full" if what == "a full disk" else "is a link to") in said
+    assert "is full" in said
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize("write", ["the log", "a checkpoint"])
-def test_a_folder_that_is_gone_is_not_made_again(write, moved, tmp_path):
+def test_a_folder_that_is_gone_is_not_made_again(write, tmp_path):
     """What would be written there is of no run, and a second one could begin there."""
     output = tmp_path / "run"
     saving = {"save_strategy": "steps", "save_steps": 1} if write == "a checkpoint" else {"save_strategy": "no"}
@@ -132,7 +126,7 @@ def test_a_folder_that_is_gone_is_not_made_again(write, moved, tmp_path):
     class Removes(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             if state.global_step == 2:
-                output.rename(tmp_path / "moved") if moved else shutil.rmtree(output)
+                output.rename(tmp_path / "moved") if write == "the log" else shutil.rmtree(output)
                 output.mkdir()
 
     trainer.add_callback(Removes())
@@ -206,14 +200,7 @@ def test_a_line_after_one_that_was_cut_off_is_one_of_its_own(tmp_path):
 
 def test_a_checkpoint_on_a_full_disk_leaves_the_earlier_ones(tmp_path, monkeypatch):
     trainer = build(tmp_path, None, save_strategy="steps", save_steps=1)
-    write = checkpoint.write_whole
-
-    def full(path, text):
-        if path.parent.name == "checkpoint-3":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(path, text)
-
-    monkeypatch.setattr(checkpoint, "write_whole", full)
+    full_for(monkeypatch, checkpoint, "write_whole", lambda path, text: path.parent.name == "checkpoint-3")
     with pytest.raises(DiskFull, match=r"needs about 0\.00 GiB .* earlier checkpoints are whole"):
         trainer.train()
     assert checkpoint.newest(tmp_path).name == "checkpoint-2"

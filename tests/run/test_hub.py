@@ -230,9 +230,9 @@ def test_a_kill_within_a_push_loses_no_checkpoint(answered, hub, folder, tiny_pa
 
 def test_without_a_network_a_run_begins_all_the_same(caplog):
     assert os.environ["HF_HUB_OFFLINE"] == "1"
-    hub = Hub(name="alice/x", wait_first=60.0)
+    hub = Hub(name="alice/x", folder=Path("runs/x"), wait_first=60.0)
     assert hub.connect() is None
-    push = Push(message="m", files={"a": b"1"}, by_hand="basis-rl push runs/x {repo}")
+    push = Push(message="m", files={"a": b"1"})
     assert hub.submit(push).result(timeout=30) is None
     assert "Each push will try again" in caplog.text
     assert "basis-rl push runs/x alice/x" in caplog.text

@@ -89,7 +89,7 @@ def test_headings_come_again(tmp_path, capsys):
 
 def test_the_plot_of_a_run_has_its_evaluations(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("basis_rl.report.plots._dress", lambda axis, metric, title: drawn.append(metric.key))
+    monkeypatch.setattr("basis_rl.report.plots._dress", lambda axis, metric: drawn.append(metric.key))
     log = [{"step": i, "reward": 0.5, "eval_reward": 0.1, "eval_avg@4": 0.2, "eval_b_reward": 0.3} for i in (1, 2)]
     plot_training(log, tmp_path / "plot.png")
     assert drawn == ["reward", "eval_avg@4", "eval_b_reward"]
@@ -97,7 +97,7 @@ def test_the_plot_of_a_run_has_its_evaluations(tmp_path, monkeypatch):
 
 def test_the_plot_of_a_streamed_run_has_its_staleness_and_the_waiting_of_both_sides(tmp_path, monkeypatch):
     axes = {}
-    monkeypatch.setattr("basis_rl.report.plots._dress", lambda axis, metric, title: axes.update({metric.key: axis}))
+    monkeypatch.setattr("basis_rl.report.plots._dress", lambda axis, metric: axes.update({metric.key: axis}))
     log = [{"step": 1, "reward": 0.5}]
     for step in (2, 4):
         waited = {"rollout/waited_share": 0.1 * step, "rollout/server_waited_share": 0.2 * step}

@@ -120,9 +120,6 @@ class HubEndpoint:
     def files(self, repo: str, revision: str = "main") -> dict[str, bytes]:
         return {path: blob.data for path, blob in self.repos[repo].at(revision).files.items()}
 
-    def messages(self, repo: str, revision: str = "main") -> list[str]:
-        return [commit.message for commit in self.repos[repo].branches[revision]]
-
     def everything(self) -> bytes:
         """All that was ever sent to it, but for the header that carries the token."""
         return b"\n".join([f"{m} {p}".encode() + b" " + body for m, p, body in self.requests])
@@ -306,11 +303,6 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refused(404, f"{path} does not exist", "EntryNotFound")
         return 200, [_entry(name, blob) for name, blob in found.items()], {}
 
-    def paths(self, body: bytes, kind: str, id: str, revision: str) -> Any:
-        files = self.repo(kind, id).at(revision).files
-        asked = parse_qs(body.decode()).get("paths", []) if body[:1] != b"{" else json.loads(body)["paths"]
-        return 200, [_entry(name, files[name]) for name in asked if name in files], {}
-
     def resolve(self, body: bytes, id: str, revision: str, path: str, kind: str = "models") -> Any:
         commit = self.repo(kind, id).at(revision)
         blob = commit.files.get(path)
@@ -362,7 +354,6 @@ ROUTES = [
     (rf"POST /api/{_REPO}/branch/(?P<revision>[^/]+)", "branch"),
     (rf"POST /api/{_REPO}/preupload/(?P<revision>[^/]+)", "preupload"),
     (rf"POST /api/{_REPO}/commit/(?P<revision>[^/]+)", "commit"),
-    (rf"POST /api/{_REPO}/paths-info/(?P<revision>[^/]+)", "paths"),
     (rf"GET /api/{_REPO}/tree/(?P<revision>[^/]+)(?:/(?P<path>.+))?", "tree"),
     (rf"GET /api/{_REPO}(?:/revision/(?P<revision>[^/]+))?", "info"),
     (rf"POST {_PAGE}\.git/info/lfs/objects/batch", "batch"),

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import torch
 import yaml
 from transformers import BitsAndBytesConfig
@@ -58,7 +59,7 @@ def test_each_fact_is_from_its_own_source(tmp_path):
     assert found.reward_curve == (0.25, 0.75)
     assert (found.baseline, found.objective, found.reward) == ("rloo", "gspo", "parity_reward")
     assert (found.base_model, found.base_on_hub, found.base_revision) == ("owner/base", True, "abc")
-    assert (found.license.id, found.command, found.library) == ("mit", "c", "transformers")
+    assert (found.license["license"], found.command, found.library) == ("mit", "c", "transformers")
     assert found.tags == ["generated_from_trainer", "a", "b"]
     assert found.compared == {
         "num_generations": 4,
@@ -96,7 +97,7 @@ def test_where_model_and_data_are_from(tmp_path):
     (local / "README.md").write_text("---\nlicense: other\nlicense_name: n\nlicense_link: LICENSE\n---\n")
     found = facts(tmp_path, Origin(str(local), "dapo"))
     assert (found.base_model, found.base_on_hub, found.datasets) == ("mine", False, [])
-    assert (found.license.id, found.license.name, found.license.link) == ("other", "n", None)
+    assert found.license == {"license": "other", "license_name": "n", "license_link": None}
     assert facts(tmp_path, Origin("", "dapo")).base_model == "a model built in memory"
     assert facts(tmp_path, Origin("no/where", "dapo")).license is None
     (local / "README.md").write_text("no front matter")
@@ -123,7 +124,7 @@ def test_a_license_file_of_the_hub_becomes_its_address(monkeypatch, tmp_path):
         ("https://x.y/z", "https://x.y/z"),
     ):
         card.write_text(f"---\nlicense: other\nlicense_link: {link}\n---\n")
-        assert Origin("o/m", "dapo", online=True).found_license.link == shown
+        assert Origin("o/m", "dapo", online=True).found_license["license_link"] == shown
     card.write_text("---\ntags: [a]\n---\n")
     assert Origin("o/m", "dapo").found_license is None
     assert asked == [("o/m", "README.md", False)] * 2 + [("o/m", "README.md", True)]
@@ -135,16 +136,16 @@ def test_what_the_baseline_was_given_is_named_without_its_folder(tmp_path):
     )
     table.source = "/home/me/tables/t"
     (artefact,) = facts(tmp_path, baseline=build_baseline("basis", values=table)).artefacts
-    assert (artefact.kind, artefact.source, artefact.sha256) == ("value table", "t", table.digest)
-    assert artefact.rollouts == 3
-    assert artefact.provenance == {"reward": "r <hidden>"}
+    assert (artefact["kind"], artefact["source"], artefact["sha256"]) == ("value table", "t", table.digest)
+    assert artefact["rollouts"] == 3
+    assert artefact["provenance"] == {"reward": "r <hidden>"}
     table.provenance["rollouts"] = 40
     made = facts(tmp_path, baseline=build_baseline("basis", values=table))
-    assert made.artefacts[0].rollouts == 40
+    assert made.artefacts[0]["rollouts"] == 40
     assert made.baseline_parameters["values"] == "t"
     book = PromptClusters({"a": 1})
     found = facts(tmp_path, baseline=build_baseline("bv_blend", clusters=book))
-    assert [(each.kind, each.rollouts, each.sha256) for each in found.artefacts] == [
+    assert [(each["kind"], each["rollouts"], each["sha256"]) for each in found.artefacts] == [
         ("prompt codebook", 0, book.digest)
     ]
     assert facts(tmp_path, baseline=Tokenwise()).baseline == "Tokenwise"
@@ -156,11 +157,12 @@ def test_a_comparison_reads_what_the_card_is_made_of(tmp_path):
         facts(tmp_path, baseline=build_baseline("basis", values=table), log=[{"train_runtime": 1.0}]), tmp_path
     )
     record = json.loads((tmp_path / "run.json").read_text())
-    read = Run(Path("r"), [{"num_rollouts": 1}], {"baseline": "my:Own", "objective": None, "lr": 1}, record)
+    recipe = {"baseline": "my:Own", "objective": None, "lr": 1}
+    read = Run(Path("r"), pd.DataFrame([{"num_rollouts": 1}]), recipe, record)
     assert read.settings == {**record["compared"], "baseline": "my:Own", "objective": "dapo", "seed": 42, "lr": 1}
     assert read.finished
     assert (read.table["sha256"], read.table["rollouts"]) == (table.digest, 2)
-    assert load_run_info(tmp_path).artefacts[0].sha256 == table.digest
+    assert load_run_info(tmp_path).artefacts[0]["sha256"] == table.digest
 
 
 def test_settings_that_are_shown_are_those_that_differ_and_no_secrets(tmp_path):
@@ -191,7 +193,7 @@ def test_the_record_of_a_loaded_model(tmp_path):
     args = config(tmp_path, push_to_hub=True, model_license="mit", loss_type="grpo")
     record = Origin.of(SimpleNamespace(_name_or_path="o/m", _commit_hash="c0"), args, "grpo")
     assert (record.model, record.objective, record.commit, record.online) == ("o/m", "grpo", "c0", True)
-    assert record.found_license.id == "mit"
+    assert record.found_license == {"license": "mit"}
     assert record.revision == "c0"
     assert Origin.of(SimpleNamespace(), args, "gspo").objective == "gspo"
     assert Origin.of(SimpleNamespace(), args, "gspo").revision is None
