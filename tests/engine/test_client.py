@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from basis_rl.engine import Completion, Sampling, ServersLost, client, sample_servers
-from basis_rl.engine.client import Client, NoServer, NotConnected, ServedModel, checked_choices, request_seed
+from basis_rl.engine.client import Client, NoServer, ServedModel, checked_choices, request_seed
 from basis_rl.run.errors import RequestRefused, RolloutError, WrongAnswer
 from tests.support.dripping import dripping
 from tests.support.fake_vllm import FakeServer, completion
@@ -70,19 +70,17 @@ def test_a_session_has_the_servers_key_no_proxy_and_tells_a_server_that_hangs(fa
     assert reached.is_healthy()
     assert reached.session.headers["Authorization"] == "Bearer secret"
     fake.before = lambda number, body: time.sleep(5)
-    with pytest.raises(RolloutError, match=r"no whole answer within 0\.2 s") as hung:
+    with pytest.raises(RolloutError, match=r"no whole answer within 0\.2 s"):
         ask(fake.url, timeout=0.2)
-    assert not isinstance(hung.value, NotConnected)
     assert len(fake.requests) == 1
-    with pytest.raises(NotConnected, match="refused"):
+    with pytest.raises(RolloutError, match="refused"):
         ask(NOBODY)
 
 
-def test_an_answer_that_drips_is_over_at_the_time_limit_and_may_have_begun():
+def test_an_answer_that_drips_is_over_at_the_time_limit():
     with dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n") as url:
-        with pytest.raises(RolloutError, match=r"no whole answer within 0\.3 s") as late:
+        with pytest.raises(RolloutError, match=r"no whole answer within 0\.3 s"):
             ask(url, timeout=0.3)
-        assert not isinstance(late.value, NotConnected)
         assert not Client(url).is_healthy(timeout=0.3)
 
 
@@ -98,21 +96,14 @@ def test_a_redirect_is_refused_by_name_and_not_followed(fake):
 
 
 @pytest.mark.parametrize("status", [200, 400, 500])
-def test_json_that_is_nested_too_deeply_is_a_failure_of_the_server(status):
-    deep = b"[" * 100_000
-    head = f"HTTP/1.1 {status} So\r\nContent-Length: {len(deep)}\r\n\r\n".encode()
-    with dripping(head + deep) as url, pytest.raises(RequestRefused if status == 400 else RolloutError) as failed:
+@pytest.mark.parametrize("said", [b"[" * 100_000, b"\x1b]0;mine\x07\x1b[2J\xe2\x80\xae no"])
+def test_json_that_is_nested_too_deeply_and_letters_that_control_a_terminal_fail_in_one_short_message(said, status):
+    head = f"HTTP/1.1 {status} So\r\nContent-Length: {len(said)}\r\n\r\n".encode()
+    with dripping(head + said) as url, pytest.raises(RequestRefused if status == 400 else RolloutError) as failed:
         ask(url)
     assert len(str(failed.value)) < 700
-
-
-@pytest.mark.parametrize("status", [400, 500])
-def test_what_a_server_says_does_not_control_the_terminal(status):
-    said = b"\x1b]0;mine\x07\x1b[2J\xe2\x80\xae no"
-    head = f"HTTP/1.1 {status} So\r\nContent-Length: {len(said)}\r\n\r\n".encode()
-    with dripping(head + said) as url, pytest.raises((RequestRefused, RolloutError)) as failed:
-        ask(url)
-    assert r"\x1b]0;mine\x07\x1b[2J\x202e no" in str(failed.value)
+    assert "\x1b" not in str(failed.value)
+    assert (r"\x1b]0;mine\x07\x1b[2J\x202e no" in str(failed.value)) == (b"mine" in said and status != 200)
     assert type(failed.value)(*failed.value.args).args == failed.value.args, "the same on the way to another rank"
 
 
@@ -219,20 +210,6 @@ def test_one_bad_server_does_not_take_the_others_down(bad, patience, quick):
         assert draw(first, stays, concurrency=8, patience=patience) == expected()
 
 
-def test_a_prompt_that_fails_at_one_server_again_and_again_waits_for_the_other(quick):
-    often = threading.Event()
-
-    def at_sick(number, body):
-        if number >= 6:  # more than are allowed where there is no other server
-            often.set()
-        return 500
-
-    with FakeServer() as busy, FakeServer() as sick:
-        busy.before, sick.before = lambda number, body: None if often.wait(60) else 500, at_sick
-        assert draw(busy, sick, tokens=TOKENS[:2], concurrency=1) == expected(tokens=TOKENS[:2])
-    assert often.is_set()
-
-
 def test_a_failure_long_ago_does_not_shorten_the_patience(quick, fake, monkeypatch):
     clock = SimpleNamespace(now=1.0)
     monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: clock.now))
@@ -258,37 +235,8 @@ def test_a_server_that_is_gone_for_good_is_said_so_and_what_came_is_kept(quick, 
 
 def test_a_request_that_always_fails_ends_the_run(quick, fake):
     fake.before = lambda number, body: 500 if body["prompt"] == TOKENS[3] else None
-    with pytest.raises(ServersLost, match=r"The request of prompt 3 failed 5 times.*HTTP 500"):
-        draw(fake)
-
-
-def test_idle_workers_of_a_server_that_is_gone_do_not_use_up_a_prompts_attempts(quick, monkeypatch):
-    """Each of them takes the prompt that the others gave back, and fails to connect."""
-    monkeypatch.setattr(client, "_FIRST_PAUSE", 0.05)
-    with FakeServer() as fake:
-
-        def before(number, body):
-            if body["prompt"] != TOKENS[0]:
-                return None
-            time.sleep(1.0)  # until the others are idle
-            fake.before = lambda number, body: None
-            fake.stop()
-            threading.Timer(0.5, fake.start).start()
-            return 500
-
-        fake.before = before
-        assert draw(fake, tokens=TOKENS[:12], concurrency=12, patience=30) == expected(tokens=TOKENS[:12])
-
-
-def test_requests_that_fail_when_the_server_is_given_up_already_are_not_blamed(quick, fake):
-    def before(number, body):
-        fake.healthy = False
-        time.sleep(2.0 if number == 1 else 0.0)
-        return 500
-
-    fake.before = before
-    with pytest.raises(ServersLost, match="No vLLM server is left"):
-        draw(fake, concurrency=2, patience=0.3)
+    with pytest.raises(ServersLost, match=r"none answered within 0\.5 s .*HTTP 500"):
+        draw(fake, patience=0.5)
 
 
 def test_a_server_that_hangs_is_not_waited_for_for_ever(quick, fake):
