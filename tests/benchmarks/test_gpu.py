@@ -1,6 +1,5 @@
 """`python -m benchmarks.gpu`: a stage that hangs, dies or fails leaves its figures and does not stop the rest."""
 
-import datetime
 import json
 import re
 import subprocess
@@ -88,16 +87,6 @@ def test_what_a_stage_found_is_kept_and_what_has_passed_is_not_run_again(tmp_pat
     assert [done[name]["status"] for name in ("faulty", "passes")] == ["passed", "passed"]
 
 
-def test_without_time_a_stage_is_not_begun_or_is_incomplete(tmp_path, stages, monkeypatch):
-    names = stages({"hangs": HANGS, "late": PASSES})
-    monkeypatch.setattr(command, "BUDGET", 5.0)
-    monkeypatch.setattr(command, "LEAST", 4.0)
-    done = command.run_stages(names, "cpu", tmp_path / "results.json")
-    assert done["hangs"]["status"] == "incomplete", "it had less than its limit"
-    assert done["late"]["status"] == "not run"
-    assert not list(tmp_path.glob("*.log"))
-
-
 def test_a_failed_stage_is_the_commands_exit_code_and_results_have_device_and_date(tmp_path, stages, monkeypatch):
     stages({"faulty": FAULTY, "passes": PASSES})
     monkeypatch.setattr(needs, "device_name", lambda cpu: "NVIDIA H200")
@@ -113,16 +102,6 @@ def test_every_file_of_tests_has_a_stage():
     tested = {command.TESTS / name for _, files in command.STAGES.values() for name in files}
     assert {*(command.TESTS / "device").glob("test_*.py")} <= tested
     assert all(path.is_file() for path in tested)
-
-
-def test_a_run_that_goes_past_midnight_continues_its_results(tmp_path):
-    today = datetime.date.today()
-    yesterday, older = (tmp_path / f"nvidia-h200_{today - datetime.timedelta(days=days)}.json" for days in (1, 2))
-    older.touch()
-    assert needs.results_file(tmp_path, "NVIDIA H200").name == f"nvidia-h200_{today}.json"
-    yesterday.touch()
-    assert needs.results_file(tmp_path, "NVIDIA H200") == yesterday
-    assert needs.results_file(tmp_path, "NVIDIA H100") != yesterday
 
 
 def test_figures_are_complete_or_a_failure_and_what_was_measured_is_not_measured_again(tmp_path, monkeypatch):

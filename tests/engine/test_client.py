@@ -173,12 +173,6 @@ def test_a_faster_server_does_more():
     assert (len(fast.requests), len(slow.requests)) == (len(TOKENS) - 2, 2)
 
 
-def test_greedy_is_asked_for_once_and_copied(fake):
-    found = draw(fake, tokens=TOKENS[:2], sampling=Sampling(8, temperature=0.0))
-    assert [body["n"] for body in fake.requests] == [1, 1]
-    assert all(completions[0] == completions[1] == completions[2] for completions in found.values())
-
-
 def test_seeds_are_those_of_the_caller_or_apart(fake):
     draw(fake, num_samples=64)
     starts = sorted(body["seed"] for body in fake.requests)
@@ -370,12 +364,6 @@ def test_an_answer_to_something_else_is_refused_by_its_field(case):
         checked_choices("http://there", ASKED, answer, 9)
 
 
-@pytest.mark.parametrize("answer", [None, [], "choices", 5, {}])
-def test_what_is_no_answer_is_refused(answer):
-    with pytest.raises(WrongAnswer, match="choices of index"):
-        checked_choices("http://there", ASKED, answer, 9)
-
-
 def test_a_right_answer_is_taken_in_the_order_of_its_numbers():
     """Also as `/inference/v1/generate` gives it, which does not repeat its prompt."""
     expected = whole_answer()["choices"]
@@ -394,15 +382,3 @@ def test_an_aborted_completion_is_asked_for_again():
     spoilt("finish_reason", "abort")(answer)
     with pytest.raises(RolloutError, match=r"choices\[1\] ended by 'abort'"):
         checked_choices("http://there", ASKED, answer, 9)
-
-
-def test_an_evaluation_ends_at_a_wrong_answer(fake):
-    answered = fake.answered
-
-    def twice(path, body):
-        status, content = answered(path, body)
-        return status, {"choices": content["choices"][:1] * 3}
-
-    fake.answered = twice
-    with pytest.raises(ValueError, match=rf"The vLLM server at {fake.url} answered with choices of index"):
-        draw(fake)

@@ -112,15 +112,6 @@ def test_a_weight_that_stays_behind_is_caught(server, model, tmp_path):
     assert checkpoint.newest(tmp_path).name == f"checkpoint-{trained.state.global_step}"
 
 
-def test_weights_of_another_version_are_not_sampled_from(server, model, tmp_path):
-    reload = server.basis_reload
-    server.basis_reload = lambda folder, version: {**reload(folder, version), "version": version - (server.loads == 2)}
-    trained = trainer(tmp_path, model, server.url, "rloo", max_steps=2)
-    trained.train()
-    assert trained.vllm_generation.recoveries == 1
-    assert len(server.asked("sampling")) == 2
-
-
 def remax(server, model, folder, **settings):
     """Train with ReMax, and compare what its greedy rollouts have got with the model's own."""
     expected, seen = [], []
