@@ -55,7 +55,7 @@ def test_every_sync_arrives_and_is_checked(baseline, group, lora, server, model,
     assert kinds[:2] == ["basis_state", "basis_hold"]
     assert kinds[2:-1] == ["basis_hold", "basis_reload", "reset", "probe", "sampling", "basis_state"] * 4
     assert kinds[-1] == "basis_hold", "released"
-    assert [body["args"][1] for body in server.asked("basis_reload")] == [1, 2, 3, 4]
+    assert [body["args"][2] for body in server.asked("basis_hold")][1:-1] == [1, 2, 3, 4]
     assert all(len(body["prompt"][0]) > 20 for body in server.asked("probe"))
 
 
