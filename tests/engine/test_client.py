@@ -137,22 +137,7 @@ def test_each_prompt_is_one_request_with_every_setting_stated(fake):
     assert given.items() <= stated.items()
 
 
-def test_requests_are_in_flight_together_and_no_more_than_asked_for():
-    # The first four at each server wait for one another, and then a moment for a fifth.
-    together = threading.Barrier(8, action=lambda: time.sleep(0.2))
-
-    def before(number, body):
-        if number <= 4:
-            together.wait(60)
-
-    with FakeServer() as one, FakeServer() as other:
-        one.before = other.before = before
-        assert draw(one, other, concurrency=4) == expected()
-    assert one.most == other.most == 4
-    assert len(one.requests) + len(other.requests) == len(TOKENS)
-
-
-def test_a_faster_server_does_more():
+def test_no_more_requests_are_in_flight_than_asked_for_and_a_faster_server_does_more():
     """One server is as slow as can be: it answers its first two requests when the other one has all that are left."""
     all_at_work, all_taken = threading.Barrier(4), threading.Event()
 
@@ -171,6 +156,7 @@ def test_a_faster_server_does_more():
         fast.before, slow.before = at_fast, at_slow
         draw(fast, slow, concurrency=2)
     assert (len(fast.requests), len(slow.requests)) == (len(TOKENS) - 2, 2)
+    assert fast.most == slow.most == 2
 
 
 def test_seeds_are_those_of_the_caller_or_apart(fake):
@@ -326,15 +312,10 @@ def in_choices(change):
 NONSENSE = {
     "reversed, with its numbers": (in_choices(lambda rows: renumbered(rows[::-1])), "prompt_token_ids"),
     "one too many": (in_choices(lambda rows: [*rows, {**rows[0], "index": 4}]), "choices of index"),
-    "one too few": (in_choices(lambda rows: rows[:-1]), "choices of index"),
     "one twice": (in_choices(lambda rows: [*rows[:-1], rows[0]]), "choices of index"),
     "no numbers": (spoilt("index", KeyError), "choices of index"),
-    "null": (in_choices(lambda rows: None), "choices of index"),
-    "words": (in_choices(lambda rows: "choices"), "choices of index"),
     "another prompt": (spoilt("prompt_token_ids", [1, 3]), "prompt_token_ids"),
-    "no prompt": (spoilt("prompt_token_ids", KeyError), "prompt_token_ids"),
     "no ids": (spoilt("token_ids", KeyError), "token_ids"),
-    "null for ids": (spoilt("token_ids", None), "token_ids"),
     "too many ids": (spoilt("token_ids", lambda ids: ids * 120), "token_ids of length 240; expected was 1 to 4"),
     "none": (spoilt("token_ids", []), "token_ids of length 0"),
     "not in the vocabulary": (spoilt("token_ids", [1, 9]), "ids from 0 to 8"),
@@ -345,13 +326,10 @@ NONSENSE = {
     "NaN": (spoilt("logprobs.token_logprobs", [-0.5, float("nan")]), "logprobs .*expected was 2 finite numbers"),
     "infinite": (spoilt("logprobs.token_logprobs", [-0.5, float("-inf")]), "numbers up to 0"),
     "positive": (spoilt("logprobs.token_logprobs", [-0.5, 0.5]), "numbers up to 0"),
-    "positive, and too large for a float": (spoilt("logprobs.token_logprobs", [-0.5, 10**400]), "numbers up to 0"),
     "negative, and too large for a float": (spoilt("logprobs.token_logprobs", [-0.5, -(10**400)]), "numbers up to 0"),
     "null for one": (spoilt("logprobs.token_logprobs", [-0.5, None]), "numbers up to 0"),
     "one log-probability too few": (spoilt("logprobs.token_logprobs", [-0.5]), "numbers up to 0"),
     "deep ids": (spoilt("token_ids", lambda ids: nested(2000)), "token_ids"),
-    "a deep index": (spoilt("index", lambda index: nested(2000)), "choices of index"),
-    "a deep log-probability": (spoilt("logprobs.token_logprobs", lambda found: [-0.5, nested(2000)]), "up to 0"),
 }  # fmt: skip
 
 

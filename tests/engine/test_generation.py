@@ -338,10 +338,7 @@ def test_any_other_answer_that_makes_no_sense_is_said_so_as_well(what, server, m
     def nonsense(path, body):
         return (200, {"results": None, "choices": [{}]}) if server.kind(body) == what else answered(path, body)
 
-    def begin():
-        server.answered = nonsense
-
-    trained.acts = {2: begin}
+    trained.acts = {2: lambda: setattr(server, "answered", nonsense)}
     with pytest.raises(WrongAnswer, match=rf"server at {server.url} answered.*({what}|prompt_logprobs)"):
         trained.train()
     assert trained.vllm_generation.recoveries == 0
@@ -397,10 +394,7 @@ def test_nothing_is_trained_on_the_weights_of_another_run(server, model, tmp_pat
                 run="second", owner=OTHER, version=trained.vllm_generation.vllm_client.version
             )
 
-    def begin():
-        server.before = before
-
-    trained.acts = {2: begin}
+    trained.acts = {2: lambda: setattr(server, "before", before)}
     with pytest.raises(WrongAnswer, match=r"weights of another run: '/runs/first'"):
         trained.train()
     assert trained.state.global_step == 2
@@ -416,10 +410,7 @@ def test_rollouts_of_other_weights_than_the_last_are_drawn_again(change, server,
             server.before = lambda number, body: None
             server.worker._basis_state[change] = 99 if change == "version" else "another process"
 
-    def begin():
-        server.before = before
-
-    trained.acts = {2: begin}
+    trained.acts = {2: lambda: setattr(server, "before", before)}
     trained.train()
     assert trained.vllm_generation.recoveries == 1
     assert len(server.asked("sampling")) == 4 + 1
@@ -467,10 +458,7 @@ def test_a_server_without_our_extension_is_probed_after_each_batch(server, model
                 {**server.model.state_dict(), "lm_head.weight": server.model.lm_head.weight * 2}
             )
 
-    def begin():
-        server.before = before
-
-    trained.acts = {2: begin}
+    trained.acts = {2: lambda: setattr(server, "before", before)}
     trained.train()
     assert trained.vllm_generation.recoveries == 1
     assert max(logged(trained, "rollout/kl")) < 1e-6
