@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import textwrap
 
 import psutil
@@ -135,24 +134,3 @@ def test_everything_is_measured_on_a_cpu(tmp_path):
     assert {entry["status"] for entry in done.values()} == {"passed"}
     assert done["overhead"]["figures"]["steps, 8 tokens: added to `none`"]["none"] == "+0.0%"
     assert {"passes, 8 tokens", "passes, 16 tokens"} < done["time"]["figures"].keys()
-
-
-def test_what_is_missing_is_named_with_the_way_out(tmp_path, monkeypatch):
-    needs.check_packages()
-    with pytest.raises(SystemExit, match="make gpu-wheels"):
-        command.main(["--wheels", str(tmp_path)])
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, stdout="\n"))
-    with pytest.raises(SystemExit, match="--cpu"):
-        command.main([])
-    monkeypatch.setattr(needs, "CARRIED", ("json", "no_trl"))
-    with pytest.raises(SystemExit, match=r"lacks no_trl\. .*make gpu-wheels"):
-        command.main(["--cpu"])
-
-
-def test_the_wheels_are_what_the_stages_need():
-    text = (command.ROOT / "requirements/gpu.txt").read_text()
-    wheels = {line.replace("-", "_") for line in text.splitlines() if not line.startswith("#")}
-    named = {"antlr4": "antlr4_python3_runtime"}
-    assert {named.get(module, module) for module in needs.CARRIED} <= wheels
-    pinned = {line.split("==")[0] for line in (command.ROOT / "constraints.txt").read_text().splitlines()}
-    assert wheels <= {name.replace("-", "_") for name in pinned}

@@ -120,9 +120,6 @@ class HubEndpoint:
     def files(self, repo: str, revision: str = "main") -> dict[str, bytes]:
         return {path: blob.data for path, blob in self.repos[repo].at(revision).files.items()}
 
-    def messages(self, repo: str, revision: str = "main") -> list[str]:
-        return [commit.message for commit in self.repos[repo].branches[revision]]
-
     def everything(self) -> bytes:
         """All that was ever sent to it, but for the header that carries the token."""
         return b"\n".join([f"{m} {p}".encode() + b" " + body for m, p, body in self.requests])
