@@ -75,6 +75,21 @@ def test_a_folder_is_replaced_whole_and_a_crash_leaves_the_old_one(tmp_path, mon
     assert json.loads((tmp_path / "a" / "metadata.json").read_text())["note"] == "new"
 
 
+def test_the_old_folder_stays_until_the_new_one_is_in_its_place(tmp_path, monkeypatch):
+    write(tmp_path / "a", note="old")
+    rename = artefacts.Path.rename
+
+    def crash(path, target):
+        if path.name.endswith(".part"):
+            raise OSError("killed here")
+        return rename(path, target)
+
+    monkeypatch.setattr(artefacts.Path, "rename", crash)
+    with pytest.raises(OSError, match="killed here"):
+        write(tmp_path / "a", note="new")
+    assert any(json.loads(path.read_text())["note"] == "old" for path in tmp_path.glob("*/metadata.json"))
+
+
 def test_only_an_artefact_of_the_kind_is_opened_or_replaced(tmp_path):
     write(tmp_path / "a")
     THING.check_destination(tmp_path / "a")
