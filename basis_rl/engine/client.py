@@ -276,9 +276,8 @@ def sample_servers(
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     *,
+    seeds: Sequence[int],
     num_samples: int = 1,
-    seed: int | None = 0,
-    seeds: Sequence[int] | None = None,
     stop_token_ids: Sequence[int] = (),
     concurrency: int | None = None,
     timeout: float = 1800.0,
@@ -297,9 +296,8 @@ def sample_servers(
         tokenizer: decodes the completions, as in training; servers cut off what is not a whole character yet.
         prompts: token ids (`prompt_tokens`).
         sampling: every setting is stated in the request; ``generation_kwargs`` are fields of vLLM's request.
+        seeds: one for each prompt (`request_seed`). vLLM gives sample k of a request the seed + k: keep them apart.
         num_samples: completions per prompt. At temperature 0 they are copies of one.
-        seed: the request of prompt i has ``request_seed(seed, i)``; None lets the server draw it.
-        seeds: one per request, instead. vLLM gives sample k of a request the seed + k: keep them apart.
         stop_token_ids: end tokens besides the tokenizer's own, which our servers do not read from the checkpoint.
         concurrency: requests in flight per server; default: enough for 1,024 sequences, 8 to 256.
         timeout: seconds that one request may take.
@@ -312,16 +310,14 @@ def sample_servers(
     """
     longest = max((len(prompt) for prompt in prompts), default=0)
     clients = _clients(urls, timeout, longest, sampling.max_new_tokens)
-    if seeds is None and seed is not None:
-        seeds = [request_seed(seed, index) for index in range(len(prompts))]
-    if seeds is not None and len(seeds) != len(prompts):
+    if len(seeds) != len(prompts):
         raise ValueError(f"There are {len(seeds)} seeds for {len(prompts)} prompts.")
     # vLLM refuses n > 1 for a greedy request, whose completions would all be the same.
     copies = num_samples if sampling.temperature == 0 else 1
     body = _body(sampling, num_samples // copies, stop_token_ids)
 
     def body_of(index: int) -> dict[str, Any]:
-        return {**body, "prompt": list(prompts[index]), **({} if seeds is None else {"seed": seeds[index]})}
+        return {**body, "prompt": list(prompts[index]), "seed": seeds[index]}
 
     in_flight = min(concurrency or min(256, max(8, _IN_FLIGHT // num_samples)), len(prompts))
     results = _Dispatch(clients, len(prompts), body_of, in_flight, patience, stop or threading.Event()).results()

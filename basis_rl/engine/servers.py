@@ -19,6 +19,8 @@ from basis_rl.run.errors import RequestRefused, RolloutError
 # Methods of a `TrainingClient` that are called for each server.
 _FOR_EACH = {"check_server", "greet", "init_communicator", "close_communicator"}
 _FOR_EACH |= {"prove", "reset_prefix_cache", "go_on"}
+# What all of them share, or any of them may answer.
+_OF_THE_FIRST = {"session", "owner", "folder", "salt", "image_features"}
 
 
 class Servers:
@@ -26,7 +28,8 @@ class Servers:
 
     Weights go through one folder, which is written once. A failure of one server is a failure of all: the run then
     waits until every one of them is well, as it does with a single server. Methods have the meaning of the client's;
-    those of `_FOR_EACH` are called for all servers at the same time.
+    those of `_FOR_EACH` are called for all servers at the same time. Servers that load weights from a folder say
+    themselves which ones they have, so that no probe is kept.
 
     Args:
         clients: a `TrainingClient` of each server, without NCCL.
@@ -38,27 +41,19 @@ class Servers:
         first = clients[0]
         self.run = first.run
         # One session, so that a signal ends every wait, and one owner, of which all servers are told.
-        self.session = first.session
-        self.owner = first.owner
-        self.folder = first.folder
         for each in clients[1:]:
             each.session = each.server.session = first.session
             each.owner = first.owner
             each.folder = first.folder
-        # Servers that load weights from a folder say themselves which ones they have.
-        self.probed: tuple[list[int], Tensor] | None = None
         self._choosing = threading.Lock()
         self._in_flight = [0] * len(clients)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _FOR_EACH:
-            raise AttributeError(name)
-        return partial(self._each, name)
-
-    @property
-    def salt(self) -> Any:
-        """The same for all servers, which have the same weights."""
-        return self.clients[0].salt
+        if name in _FOR_EACH:
+            return partial(self._each, name)
+        if name in _OF_THE_FIRST:
+            return getattr(self.clients[0], name)
+        raise AttributeError(name)
 
     def get_server_info(self) -> Any:
         """Of a server that does not give the log-probabilities of sampling, if there is one, of which TRL warns."""
@@ -103,10 +98,6 @@ class Servers:
     def prompt_log_probs(self, token_ids: list[int]) -> Tensor:
         """``(S, L - 1)``, of each of the S servers."""
         return torch.stack(self._each("prompt_log_probs", token_ids))
-
-    def image_features(self, images: list[Any]) -> Any:
-        """By the first server: every one of them can use the result."""
-        return self.clients[0].image_features(images)
 
     def complete_one(self, prompt: list[int], most: int, settings: Mapping[str, Any]) -> Any:
         """By the server with the fewest requests in flight."""

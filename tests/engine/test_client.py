@@ -26,7 +26,8 @@ NOBODY = "http://127.0.0.1:9"
 
 def draw(*servers, tokens=TOKENS, sampling=SAMPLING, **settings):
     urls = [each if isinstance(each, str) else each.url for each in servers]
-    return dict(sample_servers(urls, TOKENIZER, tokens, sampling, **{"num_samples": 3, **settings}))
+    given = {"num_samples": 3, "seeds": [request_seed(0, i) for i in range(len(tokens))], **settings}
+    return dict(sample_servers(urls, TOKENIZER, tokens, sampling, **given))
 
 
 def answered(prompt, seed):
@@ -205,7 +206,9 @@ def test_a_failure_long_ago_does_not_shorten_the_patience(quick, fake, monkeypat
 def test_a_server_that_is_gone_for_good_is_said_so_and_what_came_is_kept(quick, fake):
     found, began = [], time.monotonic()
     fake.before = lambda number, body: fake.stop() if number == 10 else None
-    results = sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=1, patience=0.5)
+    seeds = [request_seed(0, i) for i in range(len(TOKENS))]
+    given = {"num_samples": 3, "concurrency": 1, "patience": 0.5}
+    results = sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, seeds=seeds, **given)
     with pytest.raises(ServersLost, match=rf"No vLLM server is left at {fake.url}.* 0.5 s .*refused"):
         found.extend(results)
     assert time.monotonic() - began < 25
@@ -228,7 +231,7 @@ def test_a_server_that_hangs_is_not_waited_for_for_ever(quick, fake):
 
 def test_closing_ends_what_is_in_flight(fake):
     fake.before = lambda number, body: time.sleep(60) if number > 4 else None
-    results = sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, concurrency=4)
+    results = sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, seeds=range(len(TOKENS)), concurrency=4)
     others = set(threading.enumerate())
     next(results)
     workers = [thread for thread in set(threading.enumerate()) - others if thread.name.endswith("(_work)")]
