@@ -6,7 +6,6 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -112,16 +111,13 @@ class Servers:
             with self._choosing:
                 self._in_flight[chosen] -= 1
 
-    def complete(self, request: Any) -> dict[str, Any]:
+    def complete(self, prompts: Any, settings: Any, longest: Any = None, features: Any = None) -> dict[str, Any]:
         """Each server draws for an equal share of the prompts."""
-        count = len(request.prompts)
+        count = len(prompts)
         size = -(-count // len(self.clients))
         parts = [slice(first, first + size) for first in range(0, count, size)]
-        features = request.features
-        shares = [
-            replace(request, prompts=request.prompts[part], features=features and features[part]) for part in parts
-        ]
-        return joined(self._call("complete", [(share,) for share in shares]))
+        shares = [(prompts[part], settings, longest, features and features[part]) for part in parts]
+        return joined(self._call("complete", shares))
 
     def _each(self, method: str, *arguments: Any, **named: Any) -> list[Any]:
         return self._call(method, [arguments] * len(self.clients), **named)

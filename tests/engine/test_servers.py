@@ -94,9 +94,9 @@ def test_answers_come_in_the_order_of_the_prompts(count):
         vars(made).update(session=SimpleNamespace(close=lambda: None, interrupting=nullcontext), run="r", owner={})
         made.folder = None
 
-        def complete(request):
-            asked.append((name, len(request.prompts), request.features))
-            rows = [[*prompt, k] for prompt in request.prompts for k in range(request.settings["n"])]
+        def complete(prompts, settings, longest, features):
+            asked.append((name, len(prompts), features))
+            rows = [[*prompt, k] for prompt in prompts for k in range(settings["n"])]
             return {"completion_ids": rows, "logprobs": None}
 
         made.complete = complete
@@ -105,7 +105,7 @@ def test_answers_come_in_the_order_of_the_prompts(count):
     servers = Servers([client("a"), client("b")])
     prompts = [[10 + k] for k in range(count)]
     features = [{"image": k} for k in range(count)]
-    found = servers.complete(generation.GenerationRequest(prompts, {"n": 2}, features=features))
+    found = servers.complete(prompts, {"n": 2}, features=features)
     assert found == {"completion_ids": [[10 + k, j] for k in range(count) for j in range(2)], "logprobs": None}
     assert [each for *_, given in sorted(asked, key=lambda row: row[0]) for each in given] == features
     assert len(asked) == min(2, count)
