@@ -78,13 +78,6 @@ def test_a_session_has_the_servers_key_no_proxy_and_tells_a_server_that_hangs(fa
         ask(NOBODY)
 
 
-def test_an_answer_that_drips_is_over_at_the_time_limit():
-    with dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n") as url:
-        with pytest.raises(RolloutError, match=r"no whole answer within 0\.3 s"):
-            ask(url, timeout=0.3)
-        assert not Client(url).is_healthy(timeout=0.3)
-
-
 def test_a_redirect_is_refused_by_name_and_not_followed(fake):
     head = f"HTTP/1.1 307 Go\r\nLocation: {fake.url}/\x1b[31m\r\nContent-Length: 0\r\n\r\n"
     with dripping(head.encode()) as url:
