@@ -27,8 +27,7 @@ class Servers:
 
     Weights go through one folder, which is written once. A failure of one server is a failure of all: the run then
     waits until every one of them is well, as it does with a single server. Methods have the meaning of the client's;
-    those of `_FOR_EACH` are called for all servers at the same time. Servers that load weights from a folder say
-    themselves which ones they have, so that no probe is kept.
+    those of `_FOR_EACH` are called for all servers at the same time.
 
     Args:
         clients: a `TrainingClient` of each server, without NCCL.
@@ -44,6 +43,8 @@ class Servers:
             each.session = each.server.session = first.session
             each.owner = first.owner
             each.folder = first.folder
+        # Not used: servers that load weights from a folder say themselves which ones they have.
+        self.probed: tuple[list[int], Tensor] | None = None
         self._choosing = threading.Lock()
         self._in_flight = [0] * len(clients)
 
