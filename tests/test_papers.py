@@ -115,17 +115,32 @@ def name_of(row):
 FIRST = {name_of(row): row for row in reversed(ROWS)}  # of each recipe; the other lines change a few keys of it
 
 
+@pytest.fixture
+def checked(reward, capsys, monkeypatch, tmp_path):
+    """What `basis-rl check` says with these words in an empty folder (no table, no codebook), and what it warns of."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("basis_rl.recipe.build.build_rewards", lambda run: [reward])
+    monkeypatch.setattr("basis_rl.estimate.report.free_bytes", lambda folder: 1 << 50)
+    # The fast tests also run where vLLM is not installed.
+    monkeypatch.setattr("basis_rl.cli.check_sections.missing_extra", lambda module, what: None)
+
+    def check(words, recipe):
+        code = main(["check", *words])
+        said = capsys.readouterr()
+        assert code == 0, said.err
+        counted = int(re.search(r"([\d,]+) parameters", said.out).group(1).replace(",", ""))
+        assert counted == pytest.approx(MODELS[recipe["model_name_or_path"]][1] * 1e9, rel=0.01)
+        return said.out, re.findall(r"^\d+\. (.*)", said.out, re.M)
+
+    return check
+
+
 @pytest.mark.parametrize(
     "row",
     [row if FIRST[name_of(row)] is row else pytest.param(row, marks=pytest.mark.long) for row in ROWS],
     ids=lambda row: f"{row[1][0].removesuffix('.yaml')}: {row[0]}",
 )
-def test_check(row, reward, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)  # no table, no codebook
-    monkeypatch.setattr("basis_rl.recipe.build.build_rewards", lambda run: [reward])
-    monkeypatch.setattr("basis_rl.estimate.report.free_bytes", lambda folder: 1 << 50)
-    # The fast tests also run where vLLM is not installed.
-    monkeypatch.setattr("basis_rl.cli.check_sections.missing_extra", lambda module, what: None)
+def test_check(row, checked, tmp_path):
     if name_of(row).startswith("reinforce-pp-tir"):
         assert merge(tmp_path / "runs" / "papers" / "orz_dapo.jsonl") == 1040
     _, (name, *overrides) = row
@@ -136,34 +151,20 @@ def test_check(row, reward, capsys, monkeypatch, tmp_path):
         if recipe["vllm_mode"] == "server":
             served = FakeServer(max_model_len=recipe["vllm_max_model_length"], root=recipe["model_name_or_path"])
             overrides += ["--vllm_server_base_url", servers.enter_context(served).url]
-        code = main(["check", str(PAPERS / name), *overrides, *launch, "--gpu_memory", str(memory)])
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    billions = MODELS[recipe["model_name_or_path"]][1]
-    counted = int(re.search(r"([\d,]+) parameters", said.out).group(1).replace(",", ""))
-    assert counted == pytest.approx(billions * 1e9, rel=0.01)
+        words = [str(PAPERS / name), *overrides, *launch, "--gpu_memory", str(memory)]
+        said, warnings = checked(words, recipe)
     # A table that is not built yet is all there is to warn of: the run fits GPUs and context, epsilon its ratio.
-    warnings = re.findall(r"^\d+\. (.*)", said.out, re.M)
-    needs = re.search(r"(values|clusters): ", said.out.split("== Batch")[0]) is not None
+    needs = re.search(r"(values|clusters): ", said.split("== Batch")[0]) is not None
     assert len(warnings) == needs, warnings
     assert all(re.search(r"There is no (value table|prompt codebook) at .* yet. Build it", w) for w in warnings)
 
 
 @pytest.mark.parametrize("path", GSM8K, ids=lambda path: path.stem)
-def test_gsm8k_checks_by_its_own_command(path, reward, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("basis_rl.recipe.build.build_rewards", lambda run: [reward])
-    monkeypatch.setattr("basis_rl.estimate.report.free_bytes", lambda folder: 1 << 50)
-    # The fast tests also run where vLLM is not installed.
-    monkeypatch.setattr("basis_rl.cli.check_sections.missing_extra", lambda module, what: None)
-    (command,) = re.findall(r"^# +basis-rl (check .*)", path.read_text(), re.M)
-    assert main(shlex.split(command)) == 0
-    said = capsys.readouterr().out
-    assert not re.findall(r"^\d+\. (.*)", said, re.M), said
+def test_gsm8k_checks_by_its_own_command(path, checked):
+    (command,) = re.findall(r"^# +basis-rl check (.*)", path.read_text(), re.M)
+    said, warnings = checked(shlex.split(command), yaml.safe_load(path.read_text()))
+    assert not warnings, said
     assert "within \\boxed{}" in said
-    recipe = yaml.safe_load(path.read_text())
-    counted = int(re.search(r"([\d,]+) parameters", said).group(1).replace(",", ""))
-    assert counted == pytest.approx(MODELS[recipe["model_name_or_path"]][1] * 1e9, rel=0.01)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[1][0].removesuffix('.yaml')}: {row[0]}")

@@ -11,7 +11,6 @@ import yaml
 from basis_rl import names, resources
 from basis_rl.cli.main import main
 from basis_rl.names import EXTRAS, missing_extra, require_extra
-from basis_rl.recipe.build import load_by_name
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.words import read_recipe
 
@@ -52,16 +51,6 @@ def test_examples_of_the_package_run_by_name(monkeypatch, capsys):
     assert given == [("quickstart", []), ("quickstart", own), ("tools", own), ("smollm2", [])]
     assert main(["quickstart", "tool"]) == 2
     assert "Did you mean 'tools'?" in capsys.readouterr().err
-
-
-def test_every_shipped_recipe_of_a_model_that_is_made_says_what_makes_it():
-    made = {read_recipe(name)["model_name_or_path"] for name in resources.recipes()}
-    made = {name for name in made if name.startswith("runs/")}
-    assert len(made) == 4
-    for name in made:
-        example = name.split("/")[1]
-        with pytest.raises(ValueError, match=f"`basis-rl quickstart {example}` makes it"):
-            load_by_name(f"{name}-not-there", None, False)
 
 
 def test_a_missing_extra_is_named_by_our_name(monkeypatch, tmp_path):

@@ -11,7 +11,6 @@ import queue
 import reprlib
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
@@ -27,9 +26,7 @@ from basis_rl.run.http import BoundedSession
 
 # Seconds for the answer of a small request.
 _CONNECT = 10.0
-# A prompt that fails so often on every server that is left ends the sampling.
-_ATTEMPTS = 5
-# Seconds between two checks of a server that fails; they double from the first to the longest.
+# Seconds between two checks of a server that fails; they grow from the first to the longest.
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
 # Sequences that are requested at a time from one server.
@@ -44,11 +41,7 @@ _Choice = tuple[list[int], bool]
 
 
 class ServersLost(RuntimeError):
-    """No server answers any more, or one prompt fails repeatedly. Everything that was yielded before is complete."""
-
-
-class NotConnected(RolloutError):
-    """There was no connection, so the server has not seen the request."""
+    """No server answers any more. Everything that was yielded before is complete."""
 
 
 class NoServer(ValueError):
@@ -90,8 +83,7 @@ class Session(BoundedSession):
         except requests.TooManyRedirects as error:
             raise RequestRefused(f"The vLLM server at {args[1]} answers with {error}. Name that address.") from error
         except requests.RequestException as error:
-            kind = RolloutError if vars(self.adapter.own).get("sockets") else NotConnected
-            raise kind(f"{type(error).__name__}: {error}") from error
+            raise RolloutError(f"{type(error).__name__}: {error}") from error
         if response.status_code not in (200, 404):
             raise _failure(response)
         return response
@@ -142,8 +134,7 @@ class Client:
 
         Raises:
             RequestRefused: HTTP 4xx: the request is wrong, so it would fail again.
-            NotConnected: the request did not reach the server.
-            RolloutError: it did, and there is no answer.
+            RolloutError: there is no answer.
         """
         method = "GET" if body is None else "POST"
         response = self.session.request(method, self.url + path, json=body, timeout=timeout)
@@ -285,9 +276,8 @@ def sample_servers(
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     *,
+    seeds: Sequence[int],
     num_samples: int = 1,
-    seed: int | None = 0,
-    seeds: Sequence[int] | None = None,
     stop_token_ids: Sequence[int] = (),
     concurrency: int | None = None,
     timeout: float = 1800.0,
@@ -306,9 +296,8 @@ def sample_servers(
         tokenizer: decodes the completions, as in training; servers cut off what is not a whole character yet.
         prompts: token ids (`prompt_tokens`).
         sampling: every setting is stated in the request; ``generation_kwargs`` are fields of vLLM's request.
+        seeds: one for each prompt (`request_seed`). vLLM gives sample k of a request the seed + k: keep them apart.
         num_samples: completions per prompt. At temperature 0 they are copies of one.
-        seed: the request of prompt i has ``request_seed(seed, i)``; None lets the server draw it.
-        seeds: one per request, instead. vLLM gives sample k of a request the seed + k: keep them apart.
         stop_token_ids: end tokens besides the tokenizer's own, which our servers do not read from the checkpoint.
         concurrency: requests in flight per server; default: enough for 1,024 sequences, 8 to 256.
         timeout: seconds that one request may take.
@@ -317,20 +306,18 @@ def sample_servers(
 
     Raises:
         ValueError: there is no server, one refuses a request (HTTP 4xx), or prompts are too long for it.
-        ServersLost: all servers failed for longer than `patience`, or a prompt failed five times.
+        ServersLost: all servers failed for longer than `patience`.
     """
     longest = max((len(prompt) for prompt in prompts), default=0)
     clients = _clients(urls, timeout, longest, sampling.max_new_tokens)
-    if seeds is None and seed is not None:
-        seeds = [request_seed(seed, index) for index in range(len(prompts))]
-    if seeds is not None and len(seeds) != len(prompts):
+    if len(seeds) != len(prompts):
         raise ValueError(f"There are {len(seeds)} seeds for {len(prompts)} prompts.")
     # vLLM refuses n > 1 for a greedy request, whose completions would all be the same.
     copies = num_samples if sampling.temperature == 0 else 1
     body = _body(sampling, num_samples // copies, stop_token_ids)
 
     def body_of(index: int) -> dict[str, Any]:
-        return {**body, "prompt": list(prompts[index]), **({} if seeds is None else {"seed": seeds[index]})}
+        return {**body, "prompt": list(prompts[index]), "seed": seeds[index]}
 
     in_flight = min(concurrency or min(256, max(8, _IN_FLIGHT // num_samples)), len(prompts))
     results = _Dispatch(clients, len(prompts), body_of, in_flight, patience, stop or threading.Event()).results()
@@ -403,11 +390,8 @@ class _Dispatch:
         self.waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
         for index in range(self.count):
             self.waiting.put(index)
-        self.attempts: Counter[tuple[int, str]] = Counter()
-        # By URL: failures since the last success, and when the first of them was.
-        self.failures: Counter[str] = Counter()
+        # By URL: when the first failure since the last success was.
         self.failing_since: dict[str, float] = {}
-        self.lost: set[str] = set()
         self.last_error: Exception | None = None
         self.stopping = threading.Event()
         # Bounded, so that results do not fill the memory if the caller scores more slowly than the servers generate.
@@ -466,51 +450,32 @@ class _Dispatch:
                 try:
                     choices = server.complete(self.body_of(index))
                 except RolloutError as error:
-                    self._give_back(index, server, error)
-                    if not self._is_back(server):
+                    self.waiting.put(index)
+                    if not self._is_back(server, error):
                         return
                 else:
-                    self.failures.pop(server.url, None)
                     self.failing_since.pop(server.url, None)
                     self._hand_over((index, choices))
         except Exception as error:
             # A refusal or a bug: the caller must see it.
             self._hand_over(error)
 
-    def _give_back(self, index: int, server: Client, error: RolloutError) -> None:
-        self.last_error = error
-        self.failures[server.url] += 1
-        if server.url not in self.failing_since and not self.stopping.is_set():
-            message = "The vLLM server at %s failed (%s). Waiting for it, %g s at most."
-            _logger.warning(message, server.url, error, self.patience)
-        self.failing_since.setdefault(server.url, time.monotonic())
-        # All threads of a dead server try it at once, so a request that did not reach it does not count as an attempt.
-        if not isinstance(error, NotConnected) and not self.stopping.is_set():
-            self.attempts[index, server.url] += 1
-            left = [each.url for each in self.servers if each.url not in self.lost]
-            # A prompt must fail on every server that is left, so one faulty server does not end the run. If none is
-            # left, `_next` reports that.
-            if left and all(self.attempts[index, url] >= _ATTEMPTS for url in left):
-                raise ServersLost(
-                    f"The request of prompt {index} failed {_ATTEMPTS} times, most recently at {server.url}: {error}"
-                )
-        self.waiting.put(index)
-
-    def _is_back(self, server: Client) -> bool:
-        """Wait until the server is healthy, longer each time; False if `patience` ends first.
+    def _is_back(self, server: Client, error: RolloutError) -> bool:
+        """Wait until a server that failed is healthy, longer each time; False if `patience` ends first.
 
         A server that is healthy but has answered no request within that time counts as lost.
         """
+        self.last_error = error
+        if server.url not in self.failing_since and not self.stopping.is_set():
+            message = "The vLLM server at %s failed (%s). Waiting for it, %g s at most."
+            _logger.warning(message, server.url, error, self.patience)
+        first = self.failing_since.setdefault(server.url, time.monotonic())
         while True:
-            since = self.failing_since.get(server.url, time.monotonic())
-            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self.failures[server.url], 10))
-            if self.stopping.wait(pause):
+            # Another thread's request may have been answered meanwhile.
+            waited = time.monotonic() - self.failing_since.get(server.url, first)
+            if waited > self.patience or self.stopping.wait(min(_LONGEST_PAUSE, _FIRST_PAUSE + waited)):
                 return False
-            healthy = server.is_healthy()
-            if time.monotonic() - since > self.patience:
-                self.lost.add(server.url)
-                return False
-            if healthy:
+            if server.is_healthy():
                 return True
 
     def _hand_over(self, result: tuple[int, list[_Choice]] | Exception) -> None:

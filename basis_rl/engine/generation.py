@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,23 +58,6 @@ _FAREWELL = 5.0
 _logger = logging.getLogger(__name__)
 Answer = dict[str, Any]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class GenerationRequest:
-    """What all ranks together ask a server for.
-
-    Attributes:
-        prompts: token ids of P prompts, each of which gets ``settings["n"]`` completions.
-        settings: the other arguments of TRL's `VLLMClient.generate`: how completions are drawn.
-        longest: most tokens of a prompt and its completion together; None where ``max_tokens`` alone is the bound.
-        features: P processed images, as `VLLMClient.image_features` returns them; None without images.
-    """
-
-    prompts: list[list[int]]
-    settings: dict[str, Any]
-    longest: int | None = None
-    features: list[dict[str, Any] | None] | None = None
 
 
 class UnknownMethod(WrongAnswer):
@@ -264,9 +246,7 @@ class TrainingClient(VLLMClient):
 
     def load(self) -> None:
         """Let the server load the weights that are in the folder."""
-        for done in self.rpc("basis_reload", str(self.folder), self.version):
-            if done["version"] != self.version:
-                raise RolloutError(f"the vLLM server has weights {done['version']}, not {self.version}")
+        self.rpc("basis_reload", str(self.folder))
 
     def rpc(self, method: str, *args: Any) -> list[Any]:
         """What each worker returns from `method`."""
@@ -324,7 +304,7 @@ class TrainingClient(VLLMClient):
         Args:
             prompt: token ids.
             most: tokens of the completion.
-            settings: as in a `GenerationRequest`.
+            settings: as in `complete`.
 
         Returns:
             ``completion_ids``, ``logprobs`` and ``steps``: of each token its id, its log-probability by the policy that
@@ -345,14 +325,36 @@ class TrainingClient(VLLMClient):
             steps[tokens:] = [later] * len(ids[tokens:])
         return {"completion_ids": ids, "logprobs": [each[0] for each in answer["logprobs"][0]], "steps": steps}
 
-    def complete(self, request: GenerationRequest) -> Answer:
+    def complete(
+        self,
+        prompts: list[list[int]],
+        settings: dict[str, Any],
+        longest: int | None = None,
+        features: list[dict[str, Any] | None] | None = None,
+    ) -> Answer:
         """The server's answer, as TRL's `generate` returns it, from any thread.
 
         With `longest` each prompt is a request of its own, with as many tokens as are left for it: the server refuses
         requests that exceed its context, and would generate tokens beyond the limit in vain.
+
+        Args:
+            prompts: token ids of P prompts, each of which gets ``settings["n"]`` completions.
+            settings: the other arguments of TRL's `VLLMClient.generate`: how completions are drawn.
+            longest: most tokens of a prompt and its completion; None where ``max_tokens`` alone is the bound.
+            features: P processed images, as `VLLMClient.image_features` returns them; None without images.
         """
+
+        def ask(prompt: list[int], room: int) -> Answer:
+            return self.generate([prompt], **{**settings, "max_tokens": room})
+
         try:
-            answer = self._complete(request)
+            if longest is None:
+                answer = self.generate(prompts, features, **settings)
+            else:
+                rooms = [min(settings["max_tokens"], longest - len(prompt)) for prompt in prompts]
+                # TRL's `generate` has one limit for all prompts of a request.
+                with ThreadPoolExecutor(min(_AT_A_TIME, len(rooms))) as threads:
+                    answer = joined(list(threads.map(ask, prompts, rooms)))
         except RequestRefused as error:
             # Another server at this address has a model of another name and refuses ours; `prove` then says what
             # happened.
@@ -362,20 +364,6 @@ class TrainingClient(VLLMClient):
             raise
         self.prove()
         return answer
-
-    def _complete(self, request: GenerationRequest) -> Answer:
-        settings = request.settings
-
-        def ask(prompt: list[int], room: int) -> Answer:
-            return self.generate([prompt], **{**settings, "max_tokens": room})
-
-        if request.longest is None:
-            return self.generate(request.prompts, request.features, **settings)
-        rooms = [min(settings["max_tokens"], request.longest - len(prompt)) for prompt in request.prompts]
-        # TRL's `generate` has one limit for all prompts of a request.
-        with ThreadPoolExecutor(min(_AT_A_TIME, len(rooms))) as threads:
-            answers = list(threads.map(ask, request.prompts, rooms))
-        return joined(answers)
 
     def prompt_log_probs(self, token_ids: list[int]) -> Tensor:
         """``(L - 1,)`` log-probability of each token but the first, given those before it."""
@@ -510,8 +498,7 @@ class Generation(VLLMGeneration):
         rows = gather_object(list(zip(prompts, images or [None] * len(prompts), strict=True)))
 
         def answer_all() -> Answer:
-            request = self._request(rows[::num_generations], num_generations)
-            return self.vllm_client.complete(request)
+            return self.vllm_client.complete(*self._request(rows[::num_generations], num_generations))
 
         answer = self.by_main(answer_all)
         first = self.accelerator.process_index * len(prompts)
@@ -543,8 +530,8 @@ class Generation(VLLMGeneration):
                 "with `basis-rl serve MODEL`, or set rollouts to sync."
             ) from error
 
-    def _request(self, rows: list[tuple[list[int], Any]], num_generations: int) -> GenerationRequest:
-        """Of all ranks, one row for each `num_generations` completions."""
+    def _request(self, rows: list[tuple[list[int], Any]], num_generations: int) -> tuple[Any, ...]:
+        """Arguments of `TrainingClient.complete`. Of all ranks, one row for each `num_generations` completions."""
         settings = self.sampling() | {"n": num_generations, "max_tokens": self.max_completion_length}
         if self.keeps_requests:
             salt = self.vllm_client.salt
@@ -552,14 +539,14 @@ class Generation(VLLMGeneration):
         prompts = [prompt for prompt, _ in rows]
         images = [image for _, image in rows]
         if all(image is None for image in images):
-            return GenerationRequest(prompts, settings, self.longest)
+            return prompts, settings, self.longest
         features = self.vllm_client.image_features(images)
         try:
             placed = list(map(self._place_features, features, prompts))
         except ValueError as error:
             # The prompt has places for another number of images.
             raise RequestRefused(str(error)) from error
-        return GenerationRequest(prompts, settings, self.longest, placed)
+        return prompts, settings, self.longest, placed
 
     def persist(self, action: Callable[[], T]) -> T:
         """Run `action`; if the server fails, wait for it, push the weights and repeat, for at most `recovery_timeout`

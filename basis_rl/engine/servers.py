@@ -6,7 +6,6 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,8 @@ from basis_rl.run.errors import RequestRefused, RolloutError
 # Methods of a `TrainingClient` that are called for each server.
 _FOR_EACH = {"check_server", "greet", "init_communicator", "close_communicator"}
 _FOR_EACH |= {"prove", "reset_prefix_cache", "go_on"}
+# What all of them share, or any of them may answer.
+_OF_THE_FIRST = {"session", "owner", "folder", "salt", "image_features"}
 
 
 class Servers:
@@ -38,27 +39,21 @@ class Servers:
         first = clients[0]
         self.run = first.run
         # One session, so that a signal ends every wait, and one owner, of which all servers are told.
-        self.session = first.session
-        self.owner = first.owner
-        self.folder = first.folder
         for each in clients[1:]:
             each.session = each.server.session = first.session
             each.owner = first.owner
             each.folder = first.folder
-        # Servers that load weights from a folder say themselves which ones they have.
+        # Not used: servers that load weights from a folder say themselves which ones they have.
         self.probed: tuple[list[int], Tensor] | None = None
         self._choosing = threading.Lock()
         self._in_flight = [0] * len(clients)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _FOR_EACH:
-            raise AttributeError(name)
-        return partial(self._each, name)
-
-    @property
-    def salt(self) -> Any:
-        """The same for all servers, which have the same weights."""
-        return self.clients[0].salt
+        if name in _FOR_EACH:
+            return partial(self._each, name)
+        if name in _OF_THE_FIRST:
+            return getattr(self.clients[0], name)
+        raise AttributeError(name)
 
     def get_server_info(self) -> Any:
         """Of a server that does not give the log-probabilities of sampling, if there is one, of which TRL warns."""
@@ -104,10 +99,6 @@ class Servers:
         """``(S, L - 1)``, of each of the S servers."""
         return torch.stack(self._each("prompt_log_probs", token_ids))
 
-    def image_features(self, images: list[Any]) -> Any:
-        """By the first server: every one of them can use the result."""
-        return self.clients[0].image_features(images)
-
     def complete_one(self, prompt: list[int], most: int, settings: Mapping[str, Any]) -> Any:
         """By the server with the fewest requests in flight."""
         with self._choosing:
@@ -121,16 +112,13 @@ class Servers:
             with self._choosing:
                 self._in_flight[chosen] -= 1
 
-    def complete(self, request: Any) -> dict[str, Any]:
+    def complete(self, prompts: Any, settings: Any, longest: Any = None, features: Any = None) -> dict[str, Any]:
         """Each server draws for an equal share of the prompts."""
-        count = len(request.prompts)
+        count = len(prompts)
         size = -(-count // len(self.clients))
         parts = [slice(first, first + size) for first in range(0, count, size)]
-        features = request.features
-        shares = [
-            replace(request, prompts=request.prompts[part], features=features and features[part]) for part in parts
-        ]
-        return joined(self._call("complete", [(share,) for share in shares]))
+        shares = [(prompts[part], settings, longest, features and features[part]) for part in parts]
+        return joined(self._call("complete", shares))
 
     def _each(self, method: str, *arguments: Any, **named: Any) -> list[Any]:
         return self._call(method, [arguments] * len(self.clients), **named)

@@ -61,10 +61,10 @@ class WeightSync:
             self._basis_state["merged"] |= merged
         return self.basis_state()
 
-    def basis_reload(self, folder: str, version: int) -> dict[str, Any]:
-        """Load the safetensors files of `folder`; return `version` and the names of the heads that were tied again."""
+    def basis_reload(self, folder: str) -> dict[str, Any]:
+        """Load the safetensors files of `folder`; return the names of the heads that were tied again."""
         self.reload_weights(weights_path=folder)
-        return {"version": version, "tied": self.basis_retie()}
+        return {"tied": self.basis_retie()}
 
     def basis_progress(self) -> dict[str, int]:
         """Requests in flight by vLLM's names for them, and how many tokens of each are drawn."""

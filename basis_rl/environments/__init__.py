@@ -20,7 +20,7 @@ from basis_rl.rewards.call import call, scores_of
 
 Factory = Callable[[], Any]
 # Methods that the model cannot call.
-_NO_TOOLS = ("reset", "get_reward")
+NO_TOOLS = ("reset", "get_reward")
 # What a tool is called with, by the types of its JSON schema.
 _MADE_UP = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
 # What a rollout of a row without a prompt begins with, as in TRL.
@@ -84,7 +84,7 @@ def _factory(place: str, params: Mapping[str, Any]) -> Factory:
 def tool_methods(environment: Any) -> list[Callable[..., Any]]:
     """The methods that the model may call, as TRL chooses them."""
     members = inspect.getmembers(type(environment), predicate=inspect.isfunction)
-    names = [name for name, _ in members if name not in _NO_TOOLS and not name.startswith("_")]
+    names = [name for name, _ in members if name not in NO_TOOLS and not name.startswith("_")]
     return [getattr(environment, name) for name in names]
 
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from transformers.utils.chat_template_utils import parse_google_format_docstring
 
+from basis_rl.environments import NO_TOOLS
+
 _PLAIN = {"string": str, "integer": int, "number": float, "boolean": bool, "null": type(None)}
-# What TRL calls itself.
-_RESERVED = ("reset", "get_reward")
 
 
 def tool_method(name: str, description: str, schema: Mapping[str, Any]) -> Callable[..., Any]:
@@ -29,7 +29,7 @@ def tool_method(name: str, description: str, schema: Mapping[str, Any]) -> Calla
     Raises:
         ValueError: the tool or an argument of it has a name that a method cannot have.
     """
-    if name in _RESERVED or name.startswith("_"):
+    if name in NO_TOOLS or name.startswith("_"):
         raise ValueError(f"The environment has a tool '{name}', a name that TRL does not offer to models. Rename it.")
 
     def method(self: Any, /, **arguments: Any) -> Any:

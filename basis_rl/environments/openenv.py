@@ -7,6 +7,7 @@ import json
 import logging
 import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from typing import Any
 
 import requests
@@ -92,15 +93,14 @@ def environment(
 @functools.cache
 def _class_of(base_url: str, text_field: str | None, turn_rewards: bool, timeout: float) -> type[_OpenEnv]:
     own = {"_text_field": text_field, "_turn_rewards": turn_rewards, "_server": (base_url, timeout)}
-    client = _client(base_url, timeout)
-    try:
-        client.connect()
-    except Exception as error:
-        raise ValueError(
-            f"No OpenEnv server answers at {base_url}: {printable(str(error))}. Start it, for example by `uv run "
-            "server` in the folder of the environment."
-        ) from error
-    try:
+    with closing(_client(base_url, timeout)) as client:
+        try:
+            client.connect()
+        except Exception as error:
+            raise ValueError(
+                f"No OpenEnv server answers at {base_url}: {printable(str(error))}. Start it, for example by `uv run "
+                "server` in the folder of the environment."
+            ) from error
         try:
             listed = client.step({"type": "list_tools"}).observation.get("tools")
         except RuntimeError as error:
@@ -108,8 +108,6 @@ def _class_of(base_url: str, text_field: str | None, turn_rewards: bool, timeout
             if _REFUSED[0] not in str(error):
                 raise
             listed = None
-    finally:
-        client.close()
     if listed is None:
         action = _asked("GET", f"{base_url}/schema")["action"]
         fields = {key: value for key, value in action.get("properties", {}).items() if key != "metadata"}

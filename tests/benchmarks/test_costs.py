@@ -19,11 +19,6 @@ def burn(seconds):
         pass
 
 
-def test_growth_exponent_of_a_power_law():
-    sizes = [512, 2048, 65_536]
-    assert advantage_cost.growth_exponent(sizes, [3e-6 * n**1.3 for n in sizes]) == pytest.approx(1.3)
-
-
 def test_peak_bytes_counts_what_lives_at_one_time():
     def two_at_a_time():
         for _ in range(3):

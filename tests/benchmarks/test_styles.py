@@ -41,7 +41,3 @@ def test_recall_and_precision_of_each_grader_and_set(files, capsys):
     assert found["sets"]["taken_back"]["full"] == {"recall": None, "precision": None}
     assert found["rows"] == 7
     assert "| sentence | 2 | 1 | 100.0, 100.0 |" in capsys.readouterr().out
-
-
-def test_shares_by_hand():
-    assert styles.shares([True, True, False, False], [True, False, True, True]) == {"recall": 0.5, "precision": 1 / 3}

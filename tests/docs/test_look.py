@@ -2,7 +2,7 @@
 
 import pytest
 
-from website.look import WIDTHS, chromium, faults, look, main
+from website.look import WIDTHS, chromium, faults, look
 
 HEAD = "<!doctype html><html><head><meta charset='utf-8'><title>t</title></head><body>"
 WIDE = "<div style='width: 600px'>wide</div>"
@@ -35,16 +35,3 @@ def test_each_fault_is_found_and_nothing_else(tmp_path):
     for name, said in (("throws", "broken script"), ("says", "said so"), ("image", "nowhere.png")):
         assert all(said in lines[f"{name}.html"][width] for width in WIDTHS)
     assert "asks another host: http://127.0.0.1:9/x.png" in lines["elsewhere.html"][390]
-
-
-def test_without_a_browser_it_says_so(monkeypatch, capsys):
-    monkeypatch.setattr("website.look.shutil.which", lambda name: None)
-    assert main([]) == 0
-    assert "No Chromium" in capsys.readouterr().out
-
-
-def test_pages_that_are_not_there_are_an_error(monkeypatch, tmp_path):
-    monkeypatch.setattr("website.look.chromium", lambda: "chromium")
-    for place in (tmp_path, tmp_path / "none.html"):
-        with pytest.raises(SystemExit, match="no such pages"):
-            main([str(place)])

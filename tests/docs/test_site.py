@@ -168,12 +168,3 @@ def test_the_site_is_built_offline_and_strictly(tmp_path):
     (tmp_path / "docs" / "docs" / "tutorial.md").write_text("[nowhere](nowhere.md)")
     again = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "-f", str(tmp_path / "zensical.toml")]
     assert subprocess.run(again, cwd=tmp_path, check=False, capture_output=True).returncode, "a broken link is an error"
-
-
-def test_docstrings_become_markdown_with_links():
-    pytest.importorskip("griffe", reason="make docs-tools")
-    from website.docstrings import shown
-
-    text = "``A`` of `Basis` and `basis`::\n\n    x = `Basis_y`\n\n:math:`p^m`, ```Basis```"
-    link = "[`Basis`][basis_rl.baselines.Basis]"
-    assert shown(text) == f"``A`` of {link} and `basis`:\n\n    x = `Basis_y`\n\n`p^m`, ```Basis```"

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from basis_rl.engine import Completion, Sampling, ServersLost, client, sample_servers
-from basis_rl.engine.client import Client, NoServer, NotConnected, ServedModel, checked_choices, request_seed
+from basis_rl.engine.client import Client, NoServer, ServedModel, checked_choices, request_seed
 from basis_rl.run.errors import RequestRefused, RolloutError, WrongAnswer
 from tests.support.dripping import dripping
 from tests.support.fake_vllm import FakeServer, completion
@@ -26,7 +26,8 @@ NOBODY = "http://127.0.0.1:9"
 
 def draw(*servers, tokens=TOKENS, sampling=SAMPLING, **settings):
     urls = [each if isinstance(each, str) else each.url for each in servers]
-    return dict(sample_servers(urls, TOKENIZER, tokens, sampling, **{"num_samples": 3, **settings}))
+    given = {"num_samples": 3, "seeds": [request_seed(0, i) for i in range(len(tokens))], **settings}
+    return dict(sample_servers(urls, TOKENIZER, tokens, sampling, **given))
 
 
 def answered(prompt, seed):
@@ -70,20 +71,11 @@ def test_a_session_has_the_servers_key_no_proxy_and_tells_a_server_that_hangs(fa
     assert reached.is_healthy()
     assert reached.session.headers["Authorization"] == "Bearer secret"
     fake.before = lambda number, body: time.sleep(5)
-    with pytest.raises(RolloutError, match=r"no whole answer within 0\.2 s") as hung:
+    with pytest.raises(RolloutError, match=r"no whole answer within 0\.2 s"):
         ask(fake.url, timeout=0.2)
-    assert not isinstance(hung.value, NotConnected)
     assert len(fake.requests) == 1
-    with pytest.raises(NotConnected, match="refused"):
+    with pytest.raises(RolloutError, match="refused"):
         ask(NOBODY)
-
-
-def test_an_answer_that_drips_is_over_at_the_time_limit_and_may_have_begun():
-    with dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n") as url:
-        with pytest.raises(RolloutError, match=r"no whole answer within 0\.3 s") as late:
-            ask(url, timeout=0.3)
-        assert not isinstance(late.value, NotConnected)
-        assert not Client(url).is_healthy(timeout=0.3)
 
 
 def test_a_redirect_is_refused_by_name_and_not_followed(fake):
@@ -98,21 +90,14 @@ def test_a_redirect_is_refused_by_name_and_not_followed(fake):
 
 
 @pytest.mark.parametrize("status", [200, 400, 500])
-def test_json_that_is_nested_too_deeply_is_a_failure_of_the_server(status):
-    deep = b"[" * 100_000
-    head = f"HTTP/1.1 {status} So\r\nContent-Length: {len(deep)}\r\n\r\n".encode()
-    with dripping(head + deep) as url, pytest.raises(RequestRefused if status == 400 else RolloutError) as failed:
+@pytest.mark.parametrize("said", [b"[" * 100_000, b"\x1b]0;mine\x07\x1b[2J\xe2\x80\xae no"])
+def test_json_that_is_nested_too_deeply_and_letters_that_control_a_terminal_fail_in_one_short_message(said, status):
+    head = f"HTTP/1.1 {status} So\r\nContent-Length: {len(said)}\r\n\r\n".encode()
+    with dripping(head + said) as url, pytest.raises(RequestRefused if status == 400 else RolloutError) as failed:
         ask(url)
     assert len(str(failed.value)) < 700
-
-
-@pytest.mark.parametrize("status", [400, 500])
-def test_what_a_server_says_does_not_control_the_terminal(status):
-    said = b"\x1b]0;mine\x07\x1b[2J\xe2\x80\xae no"
-    head = f"HTTP/1.1 {status} So\r\nContent-Length: {len(said)}\r\n\r\n".encode()
-    with dripping(head + said) as url, pytest.raises((RequestRefused, RolloutError)) as failed:
-        ask(url)
-    assert r"\x1b]0;mine\x07\x1b[2J\x202e no" in str(failed.value)
+    assert "\x1b" not in str(failed.value)
+    assert (r"\x1b]0;mine\x07\x1b[2J\x202e no" in str(failed.value)) == (b"mine" in said and status != 200)
     assert type(failed.value)(*failed.value.args).args == failed.value.args, "the same on the way to another rank"
 
 
@@ -146,22 +131,7 @@ def test_each_prompt_is_one_request_with_every_setting_stated(fake):
     assert given.items() <= stated.items()
 
 
-def test_requests_are_in_flight_together_and_no_more_than_asked_for():
-    # The first four at each server wait for one another, and then a moment for a fifth.
-    together = threading.Barrier(8, action=lambda: time.sleep(0.2))
-
-    def before(number, body):
-        if number <= 4:
-            together.wait(60)
-
-    with FakeServer() as one, FakeServer() as other:
-        one.before = other.before = before
-        assert draw(one, other, concurrency=4) == expected()
-    assert one.most == other.most == 4
-    assert len(one.requests) + len(other.requests) == len(TOKENS)
-
-
-def test_a_faster_server_does_more():
+def test_no_more_requests_are_in_flight_than_asked_for_and_a_faster_server_does_more():
     """One server is as slow as can be: it answers its first two requests when the other one has all that are left."""
     all_at_work, all_taken = threading.Barrier(4), threading.Event()
 
@@ -180,12 +150,7 @@ def test_a_faster_server_does_more():
         fast.before, slow.before = at_fast, at_slow
         draw(fast, slow, concurrency=2)
     assert (len(fast.requests), len(slow.requests)) == (len(TOKENS) - 2, 2)
-
-
-def test_greedy_is_asked_for_once_and_copied(fake):
-    found = draw(fake, tokens=TOKENS[:2], sampling=Sampling(8, temperature=0.0))
-    assert [body["n"] for body in fake.requests] == [1, 1]
-    assert all(completions[0] == completions[1] == completions[2] for completions in found.values())
+    assert fast.most == slow.most == 2
 
 
 def test_seeds_are_those_of_the_caller_or_apart(fake):
@@ -219,20 +184,6 @@ def test_one_bad_server_does_not_take_the_others_down(bad, patience, quick):
         assert draw(first, stays, concurrency=8, patience=patience) == expected()
 
 
-def test_a_prompt_that_fails_at_one_server_again_and_again_waits_for_the_other(quick):
-    often = threading.Event()
-
-    def at_sick(number, body):
-        if number >= 6:  # more than are allowed where there is no other server
-            often.set()
-        return 500
-
-    with FakeServer() as busy, FakeServer() as sick:
-        busy.before, sick.before = lambda number, body: None if often.wait(60) else 500, at_sick
-        assert draw(busy, sick, tokens=TOKENS[:2], concurrency=1) == expected(tokens=TOKENS[:2])
-    assert often.is_set()
-
-
 def test_a_failure_long_ago_does_not_shorten_the_patience(quick, fake, monkeypatch):
     clock = SimpleNamespace(now=1.0)
     monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: clock.now))
@@ -248,7 +199,9 @@ def test_a_failure_long_ago_does_not_shorten_the_patience(quick, fake, monkeypat
 def test_a_server_that_is_gone_for_good_is_said_so_and_what_came_is_kept(quick, fake):
     found, began = [], time.monotonic()
     fake.before = lambda number, body: fake.stop() if number == 10 else None
-    results = sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=1, patience=0.5)
+    seeds = [request_seed(0, i) for i in range(len(TOKENS))]
+    given = {"num_samples": 3, "concurrency": 1, "patience": 0.5}
+    results = sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, seeds=seeds, **given)
     with pytest.raises(ServersLost, match=rf"No vLLM server is left at {fake.url}.* 0.5 s .*refused"):
         found.extend(results)
     assert time.monotonic() - began < 25
@@ -258,37 +211,8 @@ def test_a_server_that_is_gone_for_good_is_said_so_and_what_came_is_kept(quick, 
 
 def test_a_request_that_always_fails_ends_the_run(quick, fake):
     fake.before = lambda number, body: 500 if body["prompt"] == TOKENS[3] else None
-    with pytest.raises(ServersLost, match=r"The request of prompt 3 failed 5 times.*HTTP 500"):
-        draw(fake)
-
-
-def test_idle_workers_of_a_server_that_is_gone_do_not_use_up_a_prompts_attempts(quick, monkeypatch):
-    """Each of them takes the prompt that the others gave back, and fails to connect."""
-    monkeypatch.setattr(client, "_FIRST_PAUSE", 0.05)
-    with FakeServer() as fake:
-
-        def before(number, body):
-            if body["prompt"] != TOKENS[0]:
-                return None
-            time.sleep(1.0)  # until the others are idle
-            fake.before = lambda number, body: None
-            fake.stop()
-            threading.Timer(0.5, fake.start).start()
-            return 500
-
-        fake.before = before
-        assert draw(fake, tokens=TOKENS[:12], concurrency=12, patience=30) == expected(tokens=TOKENS[:12])
-
-
-def test_requests_that_fail_when_the_server_is_given_up_already_are_not_blamed(quick, fake):
-    def before(number, body):
-        fake.healthy = False
-        time.sleep(2.0 if number == 1 else 0.0)
-        return 500
-
-    fake.before = before
-    with pytest.raises(ServersLost, match="No vLLM server is left"):
-        draw(fake, concurrency=2, patience=0.3)
+    with pytest.raises(ServersLost, match=r"none answered within 0\.5 s .*HTTP 500"):
+        draw(fake, patience=0.5)
 
 
 def test_a_server_that_hangs_is_not_waited_for_for_ever(quick, fake):
@@ -300,7 +224,7 @@ def test_a_server_that_hangs_is_not_waited_for_for_ever(quick, fake):
 
 def test_closing_ends_what_is_in_flight(fake):
     fake.before = lambda number, body: time.sleep(60) if number > 4 else None
-    results = sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, concurrency=4)
+    results = sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, seeds=range(len(TOKENS)), concurrency=4)
     others = set(threading.enumerate())
     next(results)
     workers = [thread for thread in set(threading.enumerate()) - others if thread.name.endswith("(_work)")]
@@ -384,15 +308,10 @@ def in_choices(change):
 NONSENSE = {
     "reversed, with its numbers": (in_choices(lambda rows: renumbered(rows[::-1])), "prompt_token_ids"),
     "one too many": (in_choices(lambda rows: [*rows, {**rows[0], "index": 4}]), "choices of index"),
-    "one too few": (in_choices(lambda rows: rows[:-1]), "choices of index"),
     "one twice": (in_choices(lambda rows: [*rows[:-1], rows[0]]), "choices of index"),
     "no numbers": (spoilt("index", KeyError), "choices of index"),
-    "null": (in_choices(lambda rows: None), "choices of index"),
-    "words": (in_choices(lambda rows: "choices"), "choices of index"),
     "another prompt": (spoilt("prompt_token_ids", [1, 3]), "prompt_token_ids"),
-    "no prompt": (spoilt("prompt_token_ids", KeyError), "prompt_token_ids"),
     "no ids": (spoilt("token_ids", KeyError), "token_ids"),
-    "null for ids": (spoilt("token_ids", None), "token_ids"),
     "too many ids": (spoilt("token_ids", lambda ids: ids * 120), "token_ids of length 240; expected was 1 to 4"),
     "none": (spoilt("token_ids", []), "token_ids of length 0"),
     "not in the vocabulary": (spoilt("token_ids", [1, 9]), "ids from 0 to 8"),
@@ -403,13 +322,10 @@ NONSENSE = {
     "NaN": (spoilt("logprobs.token_logprobs", [-0.5, float("nan")]), "logprobs .*expected was 2 finite numbers"),
     "infinite": (spoilt("logprobs.token_logprobs", [-0.5, float("-inf")]), "numbers up to 0"),
     "positive": (spoilt("logprobs.token_logprobs", [-0.5, 0.5]), "numbers up to 0"),
-    "positive, and too large for a float": (spoilt("logprobs.token_logprobs", [-0.5, 10**400]), "numbers up to 0"),
     "negative, and too large for a float": (spoilt("logprobs.token_logprobs", [-0.5, -(10**400)]), "numbers up to 0"),
     "null for one": (spoilt("logprobs.token_logprobs", [-0.5, None]), "numbers up to 0"),
     "one log-probability too few": (spoilt("logprobs.token_logprobs", [-0.5]), "numbers up to 0"),
     "deep ids": (spoilt("token_ids", lambda ids: nested(2000)), "token_ids"),
-    "a deep index": (spoilt("index", lambda index: nested(2000)), "choices of index"),
-    "a deep log-probability": (spoilt("logprobs.token_logprobs", lambda found: [-0.5, nested(2000)]), "up to 0"),
 }  # fmt: skip
 
 
@@ -419,12 +335,6 @@ def test_an_answer_to_something_else_is_refused_by_its_field(case):
     answer = whole_answer()
     spoil(answer)
     with pytest.raises(WrongAnswer, match=rf"The vLLM server at http://there answered with .*{field}"):
-        checked_choices("http://there", ASKED, answer, 9)
-
-
-@pytest.mark.parametrize("answer", [None, [], "choices", 5, {}])
-def test_what_is_no_answer_is_refused(answer):
-    with pytest.raises(WrongAnswer, match="choices of index"):
         checked_choices("http://there", ASKED, answer, 9)
 
 
@@ -446,15 +356,3 @@ def test_an_aborted_completion_is_asked_for_again():
     spoilt("finish_reason", "abort")(answer)
     with pytest.raises(RolloutError, match=r"choices\[1\] ended by 'abort'"):
         checked_choices("http://there", ASKED, answer, 9)
-
-
-def test_an_evaluation_ends_at_a_wrong_answer(fake):
-    answered = fake.answered
-
-    def twice(path, body):
-        status, content = answered(path, body)
-        return status, {"choices": content["choices"][:1] * 3}
-
-    fake.answered = twice
-    with pytest.raises(ValueError, match=rf"The vLLM server at {fake.url} answered with choices of index"):
-        draw(fake)

@@ -32,10 +32,6 @@ class Communicator:
         self.received.append(taken)
         self.server.sent.set()
 
-    def trainer_send_weights(self, iterator, trainer_args):
-        assert trainer_args == {"group": GROUP, "packed": True}
-        self.take(iterator)
-
     def packed_producer(self, iterator, group, src, post_iter_func):
         assert (group, src) == (GROUP, 0)
         items = list(iterator)
@@ -75,9 +71,8 @@ def generation_with(model, server, monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("stateful", [False, True], ids=["vLLM before 0.28", "vLLM from 0.28"])
 @pytest.mark.parametrize("lora", [False, True])
-def test_what_is_announced_is_what_is_sent_at_every_push(lora, stateful, monkeypatch):
+def test_what_is_announced_is_what_is_sent_at_every_push(lora, monkeypatch):
     """With the names, types and shapes of the policy, also where an adapter is merged into it for the push."""
     server = Server()
     communicator = Communicator(server)
@@ -87,9 +82,8 @@ def test_what_is_announced_is_what_is_sent_at_every_push(lora, stateful, monkeyp
     if lora:
         peft = pytest.importorskip("peft")
         model = peft.get_peft_model(plain, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
-    monkeypatch.setattr(vllm_client, "_HAS_STATEFUL_TRAINER_ENGINE", stateful, raising=False)
-    monkeypatch.setattr(vllm_client, "NCCLWeightTransferEngine", communicator, raising=False)
-    monkeypatch.setattr(vllm_client, "NCCLTrainerSendWeightsArgs", lambda **given: given, raising=False)
+    # The engine of vLLM 0.28 and newer.
+    monkeypatch.setattr(vllm_client, "_HAS_STATEFUL_TRAINER_ENGINE", True, raising=False)
     monkeypatch.setattr(vllm_client, "packed_nccl_broadcast_producer", communicator.packed_producer, raising=False)
     made = generation_with(model, server, monkeypatch)
     made._push()
@@ -108,15 +102,11 @@ def test_what_is_announced_is_what_is_sent_at_every_push(lora, stateful, monkeyp
         found = [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in received]
         assert list(zip(info["names"], info["dtype_names"], info["shapes"], strict=True)) == found
         assert {name: (dtype, shape) for name, dtype, shape in found} == shapes
-        assert info.get("packed", False) != stateful
     assert all(not torch.equal(a, b) for (_, a), (_, b) in zip(*communicator.received, strict=True))
 
 
-def test_the_references_have_vllms_parameters():
+def test_the_reference_has_vllms_parameters():
     """Of the vLLM that is installed, if one is."""
-    engine = pytest.importorskip("vllm.distributed.weight_transfer.nccl_engine").NCCLWeightTransferEngine
     packed = pytest.importorskip("vllm.distributed.weight_transfer.packed_tensor").packed_nccl_broadcast_producer
     given = {"iterator", "group", "src", "post_iter_func"}
     assert given <= set(inspect.signature(packed).parameters)
-    if hasattr(engine, "trainer_send_weights"):
-        inspect.signature(engine.trainer_send_weights).bind(iterator=None, trainer_args=None)

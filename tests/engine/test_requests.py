@@ -1,6 +1,5 @@
 """What ranks ask a vLLM server for together, and what each of them gets: no trainer, no server."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -32,9 +31,9 @@ class Echo:
     def __init__(self):
         self.asked = []
 
-    def complete(self, request):
-        self.asked.append(request)
-        rows = [[*prompt, k] for prompt in request.prompts for k in range(request.settings["n"])]
+    def complete(self, prompts, settings, longest, features=None):
+        self.asked.append((prompts, settings, features))
+        rows = [[*prompt, k] for prompt in prompts for k in range(settings["n"])]
         return {"completion_ids": rows, "logprobs": [[[sum(row)]] for row in rows], "logprob_token_ids": None}
 
     def image_features(self, images):
@@ -57,16 +56,16 @@ def test_every_rank_gets_the_answers_to_its_own_rows(two):
     assert [log_probs for _, _, log_probs, _ in found] == [[[[sum(row)]] for row in ids] for _, ids, _, _ in found]
     assert [prompts for prompts, *_ in found] == rows
     assert all(tokens is None for *_, tokens in found)
-    (request,) = echo.asked
-    assert request.prompts == [[1], [1], [2, 2], [3]]
-    assert request.settings["max_tokens"] == 9
-    assert request.settings["min_p"] == 0.0
+    ((prompts, settings, _),) = echo.asked
+    assert prompts == [[1], [1], [2, 2], [3]]
+    assert settings["max_tokens"] == 9
+    assert settings["min_p"] == 0.0
 
 
 @pytest.mark.parametrize("error", [RequestRefused("why"), RolloutError("why"), KeyError("why")])
 def test_a_failure_on_the_main_process_is_raised_on_every_rank(error, two):
     class Failing:
-        def complete(self, request):
+        def complete(self, *given):
             raise error
 
     found = two.run(lambda rank: bare(two.accelerator(rank), Failing())._ask([[1]], None, 1))
@@ -139,8 +138,8 @@ def test_images_come_with_their_prompts(two):
     images = [None, [["a picture"], ["a picture"]]]
     settings = {"processing_class": SimpleNamespace(image_token_id=mark)}
     two.run(lambda rank: bare(two.accelerator(rank), echo, **settings).generate(rows[rank], images[rank], 2))
-    assert echo.asked[0].prompts == [[1], [2, mark, mark, 3]]
-    assert echo.asked[0].features == [None, {"mm_placeholders": {"image": [{"offset": 1, "length": 2}]}}]
+    assert echo.asked[0][0] == [[1], [2, mark, mark, 3]]
+    assert echo.asked[0][2] == [None, {"mm_placeholders": {"image": [{"offset": 1, "length": 2}]}}]
     found = two.run(lambda rank: bare(two.accelerator(rank), echo, **settings)._ask([[1]], [["a picture"]], 1))
     assert [type(error) for error in found] == [RequestRefused, RequestRefused]
     assert "0 runs of image tokens" in str(found[1])
@@ -171,14 +170,14 @@ def test_rows_of_a_later_turn_are_asked_for_with_their_own_room():
 
     asking = training_client(ask)
     settings = {"max_tokens": 7, "temperature": 0.5, "n": 1}
-    request = generation.GenerationRequest([[1] * 4, [1] * 9, [1] * 2], settings, longest=10)
-    result = asking.complete(request)
+    prompts = [[1] * 4, [1] * 9, [1] * 2]
+    result = asking.complete(prompts, settings, longest=10)
     assert result["completion_ids"] == [[4], [9], [2]]
     assert result["logprobs"] == [[[-0.5]]] * 3
     assert sorted((len(*body["prompt"]), body["max_tokens"]) for body in asked) == [(2, 7), (4, 6), (9, 1)]
     assert all(body["temperature"] == 0.5 for body in asked)
     asked.clear()
-    assert asking.complete(replace(request, longest=None))["completion_ids"] == [[4], [9], [2]]
+    assert asking.complete(prompts, settings)["completion_ids"] == [[4], [9], [2]]
     assert [(len(body["prompt"]), body["max_tokens"]) for body in asked] == [(3, 7)]
 
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from basis_rl.engine import weights
-from basis_rl.engine.weights import default_folder, write_weights
-from basis_rl.engine.worker import WeightSync, prompt_log_probs
+from basis_rl.engine.weights import write_weights
+from basis_rl.engine.worker import WeightSync
 
 
 def test_weights_are_written_in_shards_and_a_folder_is_whole(tmp_path, monkeypatch):
@@ -47,12 +47,6 @@ def test_a_tensor_may_be_freed_after_its_turn(tmp_path):
     write_weights(tmp_path / "weights", gathered())
     (path,) = (tmp_path / "weights").iterdir()
     assert {name: value.tolist() for name, value in load_file(path).items()} == {f"p{i}": [i] * 3 for i in range(3)}
-
-
-def test_users_and_servers_have_folders_of_their_own():
-    one, other = default_folder("http://127.0.0.1:8000"), default_folder("http://127.0.0.1:8001")
-    assert one != other
-    assert one.name == "127.0.0.1-8000"
 
 
 class Embedding(torch.nn.Module):
@@ -93,7 +87,7 @@ def worker(monkeypatch):
 def test_a_tied_head_is_tied_and_processed_after_loading(worker):
     embedding = Embedding()
     made, model = worker(True, embedding)
-    assert made.basis_reload("folder", 3) == {"version": 3, "tied": ["lm_head"]}
+    assert made.basis_reload("folder") == {"tied": ["lm_head"]}
     assert made.loaded == [("folder", None)], "first the weights"
     assert model["lm_head"].tied_to is embedding
     assert model["lm_head"].processed == [embedding]
@@ -101,7 +95,7 @@ def test_a_tied_head_is_tied_and_processed_after_loading(worker):
 
 def test_a_head_of_its_own_is_left_alone_and_several_embeddings_are_refused(worker):
     made, model = worker(False, Embedding())
-    assert made.basis_reload("folder", 1) == {"version": 1, "tied": []}
+    assert made.basis_reload("folder") == {"tied": []}
     assert model["lm_head"].tied_to is None
     made, _ = worker(True, Embedding(), Embedding())
     with pytest.raises(RuntimeError, match="2 token embeddings"):
@@ -130,16 +124,3 @@ def test_a_worker_is_known_by_its_start_and_by_whose_weights_it_has(tmp_path):
     assert held("a", None, 2) == ("b", 5), "not its own to release"
     held("b", None, 5)
     assert held("a", {"pid": 1}, 3) == ("a", 3)
-
-
-def test_an_engine_in_this_process_tells_log_probabilities_of_the_tokens_given(monkeypatch):
-    asked = []
-
-    def generate(prompts, settings, use_tqdm):
-        asked.append((prompts, settings["prompt_logprobs"]))
-        rows = [None, *({7: SimpleNamespace(logprob=-9.0), token: SimpleNamespace(logprob=-token)} for token in (5, 6))]
-        return [SimpleNamespace(prompt_logprobs=rows)]
-
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
-    assert prompt_log_probs(SimpleNamespace(generate=generate), [4, 5, 6]).tolist() == [-5.0, -6.0]
-    assert asked == [([{"prompt_token_ids": [4, 5, 6]}], 0)]

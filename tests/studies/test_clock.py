@@ -21,13 +21,6 @@ def test_a_crossing_is_the_first_mean_of_three_at_the_level(level):
     assert study.crossing(times, accuracy, level) == expected
 
 
-def test_as_many_right_answers_as_trl_are_its_level():
-    theirs = [0.4575, 0.405, 0.3925]
-    ours = [0.4225, 0.4325, 0.4]
-    assert study.crossing([1, 2, 3], ours, fmean(theirs)) == 3
-    assert study.crossing([1, 2, 3], [0.42, 0.4325, 0.4], fmean(theirs)) is None
-
-
 def test_tasks_hold_out_other_problems_than_they_train_on(tmp_path):
     for part in ("train", "test"):
         lines = [json.dumps({"question": f"{part} {i}?", "answer": f"so\n#### {i},000"}) for i in range(20)]
@@ -132,33 +125,3 @@ def test_the_whole_study_in_a_few_steps_repeats_nothing(tiny_path, tmp_path, cap
     capfd.readouterr()
     assert study.main(words) == runs
     assert "minutes:" not in capfd.readouterr().out
-
-
-def test_the_level_is_that_of_the_better_of_two_learning_rates():
-    def a_run(row, rate, accuracy):
-        seconds = [60.0 * i for i in range(len(accuracy))]
-        labels = {"row": row, "seed": 0, "learning_rate": rate, "step": [0, 1, 2, 3]}
-        return {**labels, "wall": seconds, "cpu": seconds, "accuracy": accuracy}
-
-    runs = [a_run("TRL", 2e-5, [0.1, 0.6, 0.1, 0.1]), a_run("TRL", 1e-5, [0.1, 0.2, 0.3, 0.4])]
-    runs.append(a_run("none", 2e-5, [0.1, 0.4, 0.4, 0.4]))
-    assert [line["cpu"] for line in study.summary(runs)] == [None, 1.0, pytest.approx(2 / 3)]
-    assert study.best(runs) == runs[1:]
-
-
-def test_runs_of_a_later_call_join_the_stored_ones():
-    def a_run(row, seed, end):
-        return {"row": row, "seed": seed, "learning_rate": 1e-5, "micro_batch": 64, "accuracy": [end]}
-
-    sizes = {"steps": 40, "held_out": 400, "problems": 1_400}
-    old = [a_run("TRL", 0, 0.4), a_run("none", 0, 0.3)]
-    new = [a_run("none", 0, 0.5), a_run("TRL", 1, 0.6)]
-    facts, runs = study.added({**sizes, "runs made": [1, 2]}, old, {**sizes, "runs made": [2, 3]}, new)
-    assert [(run["row"], run["seed"], *run["accuracy"]) for run in runs] == [
-        ("TRL", 0, 0.4),
-        ("none", 0, 0.5),
-        ("TRL", 1, 0.6),
-    ]
-    assert facts["runs made"] == [1, 2, 3]
-    with pytest.raises(SystemExit, match="--steps is 20"):
-        study.added({**sizes, "runs made": []}, old, {**sizes, "steps": 20, "runs made": []}, new)

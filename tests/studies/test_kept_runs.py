@@ -2,15 +2,12 @@
 
 import json
 import math
-import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from studies import runs as study_runs
-from studies.runs import Planned, kept, kept_runs, origins, placed, read_table, save_table, study_parser
+from studies.runs import Planned, kept, kept_runs, read_table, save_table
 from studies.training import Measured
 from tests.benchmarks.test_costs import burn
 
@@ -38,37 +35,6 @@ def test_a_kept_run_is_not_made_again_and_other_settings_are_refused(tmp_path):
     assert kept(file, {"a": (1, 2)}, lambda: {"x": 2}) == ({"x": 1}, False)
     with pytest.raises(SystemExit, match="other settings"):
         kept(file, {"a": (1, 3)}, lambda: {"x": 2})
-
-
-def test_a_kept_run_says_where_it_was_made_and_one_of_before_that_is_read_too(tmp_path, monkeypatch):
-    files = [tmp_path / f"{name}.json" for name in "abcd"]
-    dates = iter(["Monday", "Monday", "Tuesday"])
-    monkeypatch.setattr(study_runs, "machine", lambda: {"date": next(dates)})
-    for file in files[:3]:
-        assert kept(file, {"a": 1}, lambda: {"x": 1}) == ({"x": 1}, True)
-    files[3].write_text(json.dumps({"settings": {"a": 1}, "x": 1}))
-    assert [kept(file, {"a": 1}, None) for file in files] == [({"x": 1}, False)] * 4
-    assert origins(files) == [{"date": "Monday"}, {"date": "Tuesday"}, None]
-
-
-def test_only_the_whole_study_goes_to_the_results_by_default(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    parser = study_parser("A study.", "study")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    whole = parser.parse_args([])
-
-    def results(*words):
-        options = placed(parser.parse_args(words), whole)
-        return options.results, options.output
-
-    runs = Path("runs/study")
-    assert results() == results("--seeds", "0", "1") == (study_runs.RESULTS, runs)
-    assert results("--output", str(tmp_path)) == (study_runs.RESULTS, tmp_path)
-    assert results("--seeds", "0") == (runs, runs)
-    assert results("--seeds", "0", "--results", str(tmp_path)) == (tmp_path, runs)
-    folder, output = results("--quick")
-    assert folder == output
-    assert not {folder, folder.parent} & {runs, study_runs.RESULTS}
 
 
 def test_no_more_runs_are_made_than_asked_for_and_those_that_are_there_count_too(tmp_path):

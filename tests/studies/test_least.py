@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.trainers import random_model
-from studies.least import training, variance
+from studies.least import variance
 
 
 def rollouts_of(rewards, energies):
@@ -50,18 +50,3 @@ def test_projections_are_the_gradients_of_each_token():
             expected = sum(float((p.grad * noise[name]).sum()) for name, p in model.named_parameters())
             assert float(found[row, token, k]) == pytest.approx(expected, rel=1e-3, abs=1e-5)
     assert (found[1, 1] == 0).all()
-
-
-def test_a_rate_is_chosen_by_seeds_that_are_not_judged():
-    scale = training.Scale()
-    rows = []
-    for seed in (*training.TUNED, *training.JUDGED):
-        for rate in training.RATES:
-            # What is judged would choose the largest rate.
-            good = rate == 1e-4 if seed in training.TUNED else rate == 1e-3
-            accuracy = [0.3, 0.5 + 0.1 * good, 0.6 + 0.1 * good]
-            row = {"row": "none", "reward": "0/1", "rate": rate, "seed": seed, "steps": [0, 80, 400]}
-            rows.append({**row, "accuracy": accuracy, "pass": accuracy, "entropy": 1.0})
-    assert set(training.best_rates(rows, scale).values()) == {1e-4}
-    assert all(", 0.0001: " in line and "70.0" not in line for line in training.report(rows, scale))
-    assert not set(training.TUNED) & set(training.JUDGED)

@@ -33,12 +33,6 @@ def test_spent_until_is_where_the_level_is_first_reached(seed):
     assert policy_report.spent_until(spent, accuracy, held[0]) == spent[0]
 
 
-def test_a_fall_from_the_maximum_is_a_collapse_and_a_rise_is_not():
-    assert policy_report.collapsed([0.5, 0.8, 0.8, 0.8, 0.8, 0.6, 0.6, 0.6, 0.6])
-    assert not policy_report.collapsed([0.2, 0.4, 0.6, 0.8, 0.9])
-    assert not policy_report.collapsed([0.8] * 4 + [0.1] + [0.8] * 4, last=4)  # one measurement is none
-
-
 def policy_run(row, seed, accuracy):
     spent = [float(i) for i in range(len(accuracy))]
     return {"objective": "grpo", "row": row, "seed": seed, "learning_rate": 1e-4,
@@ -62,18 +56,3 @@ def test_summary_compares_runs_of_the_same_seed():
     assert basis["to_reference_with_table"]["median"] == pytest.approx(share + 2)
     assert basis["never"] == 1
     assert "never 1" in policy_report.table([groups, basis])
-
-
-def test_the_best_rate_of_the_reference_is_that_of_its_highest_mean():
-    def at(rate, row, seed, final):
-        return {**policy_run(row, seed, [0.1] + [final] * 9), "learning_rate": rate}
-
-    runs = [at(1e-4, "grpo G=8", seed, final) for seed, final in ((0, 0.5), (1, 0.9))]
-    runs += [at(3e-5, "grpo G=8", seed, final) for seed, final in ((0, 0.8), (1, 0.7))]
-    assert policy_report.best_of(runs, "grpo") == 3e-5
-    assert policy_report.best_of(runs[:2], "grpo") is None
-    runs += [at(1e-4, "basis", seed, 0.75) for seed in (0, 1)]
-    basis = policy_report.summary(runs)[-1]
-    assert basis["row"] == "basis"
-    assert (basis["never"], basis["never_best"]) == (1, 1)  # 0.9 with the second seed; 0.8 with the first
-    assert basis["to_best"]["median"] > basis["to_reference"]["median"]

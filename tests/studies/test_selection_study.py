@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from studies.selection import report, study, task
-from studies.selection.task import KINDS, NOTHING, TASKS, TOKENS, Problem
+from studies.selection.task import KINDS, NOTHING, TASKS, TOKENS
 
 
 @pytest.mark.parametrize("family", ["easy", "hard", "alike"])
@@ -22,16 +22,6 @@ def test_a_demonstration_earns_the_reward_with_the_strategies_that_its_kind_need
             (earned,) = task.reward([task.demonstration(made, rng, strategies)], [made.solution])
             right = all(need in (None, s) for s, need in zip(strategies, KINDS[kind].needs, strict=True))
             assert earned == right, (kind, strategies)
-
-
-def test_the_solution_is_the_last_digit_of_each_part_and_the_reward_reads_what_follows_the_sign():
-    parts = ((4, 2, 5), (9, 9, 9))
-    assert KINDS["k6"].needs == (2, 3)  # which add three and four
-    assert Problem("k6", parts).solution == "4 1"
-    made = Problem("k0", parts)
-    assert (made.prompt, made.solution) == ("k0 4 2 5 ; 9 9 9 :", "1 7")
-    texts = ["s1 = 1 7", "= 1 7", "= 0 0 = 1 7", "= 1 7 = 0 0", "= 7 1", "= 1", "= 1 7 7", "1 7", ""]
-    assert task.reward(texts, [made.solution] * len(texts)) == [1, 1, 1, 0, 0, 0, 0, 0, 0]
 
 
 def test_nothing_that_can_be_written_solves_an_impossible_prompt():
@@ -113,26 +103,6 @@ def test_each_row_is_judged_at_its_own_best_rate_against_the_best_level_of_group
     assert (alone["best"], alone["to"]) == (True, {})
 
 
-def test_the_median_run_must_reach_the_level_not_the_fastest():
-    runs = fake_runs(report.REFERENCE, 1e-3, [rising(0.8, 8)] * 3) + fake_runs("none", 1e-3, [rising(0.8, 9)] * 3)
-    runs += fake_runs("none", 3e-3, [rising(0.8, 2), rising(0.6, 2), rising(0.6, 2)])
-    lines = {(line["row"], line["learning_rate"]): line for line in report.summary(runs, "hard")}
-    assert lines["none", 1e-3]["best"]
-    assert lines["none", 3e-3]["to"]["0.9"]["never"] == 2
-
-
-def test_every_row_of_a_study_has_all_rates_and_seeds(tmp_path):
-    for words in ([], ["--again"], ["--long"], ["--unequal"], ["--task", "alike"]):
-        options = study.parse([*words, "--output", str(tmp_path)])
-        plans = study.planned(study.Scale(), options)
-        each = len(options.rates) * len(options.seeds)
-        pairs = [(p.labels["row"], p.labels["sampler"]) for p in plans]
-        assert pairs == [pair for pair in study.PAIRS[options.part] for _ in range(each)]
-        assert len({plan.file for plan in plans}) == len(plans)
-    crossed = study.pairs(study.parse([]).part, ["none", report.REFERENCE], ["uniform", "dynamic"])
-    assert crossed == [("none", "uniform"), (report.REFERENCE, "uniform"), (report.REFERENCE, "dynamic")]
-
-
 def test_a_run_is_measured_by_rollouts_and_ends_with_its_budget():
     trainer = SimpleNamespace(model=SimpleNamespace(train=lambda: None), spending=SimpleNamespace(drawn=(0, 0)))
     measured = study.MeasuredToTheBudget(trainer, lambda model: {"hard": 0.5}, every=100, budget=400)
@@ -146,15 +116,3 @@ def test_a_run_is_measured_by_rollouts_and_ends_with_its_budget():
             stopped = drawn
     assert [point.rollouts for point in measured.points] == [0, 128, 330, 450]
     assert stopped == 450
-
-
-def test_rollouts_of_each_family_are_counted():
-    counts = {"easy": 0, "hard": 0}
-    counted = task.counting(counts)
-    told = counted(completions=["= 1 2", "= 1 2", ""], solution=["1 2"] * 3, family=["easy", "hard", "easy"])
-    assert (told, counts) == ([1, 1, 0], {"easy": 2, "hard": 1})
-
-
-def test_samplers_are_named_with_their_exponents():
-    sampler = study.sampler_of("frontier 2:1")
-    assert (type(sampler).__name__, sampler.hard, sampler.easy) == ("Frontier", 2.0, 1.0)

@@ -1,9 +1,6 @@
 """The study of streams: what its calculator's time is, what its measurement means, what its table says."""
 
 import json
-import time
-from concurrent.futures import wait
-from statistics import median
 
 import pytest
 import torch
@@ -13,34 +10,6 @@ from studies.clock import streams, streams_run, tooled
 from studies.clock.tasks import task_of
 from tests.support.tiny import tiny_model
 from tests.support.tooled import tokenizer
-
-
-def test_a_call_takes_the_same_time_in_every_row_and_one_in_a_hundred_takes_long():
-    found = [tooled.delay(f"{i}*12", number) for i in range(2_000) for number in range(5)]
-    assert found == [tooled.delay(f"{i}*12", number) for i in range(2_000) for number in range(5)]
-    assert len({tooled.delay("12*12", number) for number in range(5)}) == 5
-    assert median(found) == pytest.approx(1.0, rel=0.05)
-    assert sum(each >= 20.0 for each in found) / len(found) == pytest.approx(0.01, rel=0.3)
-    assert max(found) <= tooled.TIMEOUT
-
-
-def test_calls_of_a_turn_take_as_long_as_the_slowest_of_them():
-    tool = tooled.SlowCalculator(0.05)
-    expressions = [f"{i}*3" for i in range(11, 51)]
-    seconds = [0.05 * tooled.delay(each, 1) for each in expressions]
-    began = time.perf_counter()
-    answers = [tool.start(each) for each in expressions]
-    wait(answers)
-    taken = time.perf_counter() - began
-    assert max(seconds) <= taken < max(seconds) + 0.5 < sum(seconds)
-    assert [each.result().text for each in answers] == [str(i * 3) for i in range(11, 51)]
-
-
-def test_the_calculator_knows_no_large_numbers():
-    tool = tooled.SlowCalculator(0.0)
-    assert tool("99*99") == "9801"
-    assert "Error" in tool("100*2")
-    assert tool.start("1+").result().failed
 
 
 def test_the_warm_start_has_seen_none_of_the_problems_and_calls_for_what_is_asked():
@@ -55,12 +24,6 @@ def test_the_warm_start_has_seen_none_of_the_problems_and_calls_for_what_is_aske
         assert sum(question in called for question in asked) / len(asked) == pytest.approx(share, abs=0.1)
         told = [called[question] == golds[question] for question in asked if question in called]
         assert all(told) if kind != "out of reach" else not any(told)
-
-
-def test_the_reward_is_of_what_the_model_says_and_not_of_what_the_tool_says():
-    told = [{"role": "assistant", "content": "hm"}, {"role": "tool", "name": "calculator", "content": "12"}]
-    said = [*told, {"role": "assistant", "content": "so 12"}]
-    assert tooled.last_number([told, said], ["12", "12"]) == [0.0, 1.0]
 
 
 def test_problems_that_are_held_out_are_not_trained_on():
@@ -114,20 +77,6 @@ def test_the_accuracy_is_the_probability_of_the_two_ways_to_the_gold():
     for kind, value in expected.items():
         assert found[kind] == pytest.approx(value, rel=1e-3), kind
     assert found["all"] == pytest.approx(sum(expected.values()) / 3, rel=1e-3)
-
-
-@pytest.mark.parametrize("part", streams.ROWS)
-def test_every_row_is_planned_for_each_seed_and_stored_in_a_file_of_its_own(part, tmp_path):
-    options = streams.parse(["--part", part, "--seeds", "3", "4", "--output", str(tmp_path)])
-    options.rows = list(streams.ROWS[part])
-    plans = streams.planned(options)
-    assert len({plan.file for plan in plans}) == len(plans) == 2 * len(streams.ROWS[part])
-    for plan in plans:
-        row = plan.labels["row"]
-        assert plan.settings["row"] == streams.ROWS[part][row]
-        assert ("rollouts" in plan.settings["row"]) == row.startswith("stream")
-        trained = plan.settings["settings"]
-        assert trained["per_device_train_batch_size"] * trained["gradient_accumulation_steps"] == streams.ROLLOUTS
 
 
 def stored_run(folder, row, seed, seconds, accuracy, part="tools"):

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from basis_rl.recipe.file import parse_recipe
 from studies import (
     bv_blend_study,
     first_visit,
@@ -50,7 +49,6 @@ def test_values_and_variance_are_measured_on_the_selection_study_s_policy(tmp_pa
     facts, rows = read_table(tmp_path / "value_study_selection.json")
     assert facts["plan"]["policy"] == "selection"
     assert {"spo, no table", "ebpo 8", "basis_history, no table"} <= {row["estimator"] for row in rows}
-    assert (tmp_path / "value_study_selection.png").read_bytes().startswith(b"\x89PNG")
     policy = tmp_path / "run/value_study_selection-0/late"
     sizes = ["--problems", "8", "--samples", "9", "--directions", "2", "--results", str(tmp_path)]
     monkeypatch.setattr(task, "reward", lambda texts, golds: [float(len(set(text)) % 2) for text in texts])
@@ -72,21 +70,12 @@ def test_the_training_of_targets_runs_and_resumes(tmp_path):
 def test_policy_study_runs_and_resumes(tmp_path):
     asked = ["--quick", "--output", str(tmp_path), "--seeds", "0", "--objectives", "grpo", "--rates"]
     (first,) = policy_study.main([*asked, "--runs", "1"])
-    runs = policy_study.main([*asked, "1e-3", "--rows", "basis", "grpo G=8"])
-    assert [(run["row"], run["learning_rate"]) for run in runs] == [
-        ("basis", 1e-4), ("grpo G=8", 1e-4), ("basis", 1e-3), ("grpo G=8", 1e-3)
-    ]  # fmt: skip
-    assert runs[0]["accuracy"][0] == runs[2]["accuracy"][0]
-    asked_for = policy_study.settings(policy_study.Scale(learning_rate=1e-3), "grpo", "basis", 0, tmp_path)
-    assert parse_recipe(asked_for).args.learning_rate == 1e-3
     runs = policy_study.main(asked)
     assert [run["row"] for run in runs] == policy_study.parse([]).rows
     assert runs[0] == first
     assert len({run["accuracy"][0] for run in runs}) == 1  # one warm start for all
     assert {tuple(run["rollouts"]) for run in runs} == {(0, 32, 64)}  # as many rollouts at each measurement
-    assert (tmp_path / "policy_study.png").read_bytes().startswith(b"\x89PNG")
-    facts, rows = read_table(tmp_path / "policy_study.json")
-    assert (facts["missing"], len(rows)) == (0, len(runs))
+    assert len(read_table(tmp_path / "policy_study.json")[1]) == len(runs)
 
 
 @pytest.mark.parametrize("task", ["mixed", "alike"])
@@ -102,25 +91,16 @@ def test_selection_study_runs_and_resumes(task, tmp_path):
     judged = selection_study.TASKS[task].judged
     for name in (judged, f"pass@2 {judged}"):
         assert len({run["scores"][name][0] for run in runs}) == 1  # one warm start, and the same random numbers
-    for run in runs:
-        assert sum(run["drawn"].values()) == 64
-        assert (run["table"] is not None) == (run["row"] in selection_study.TABLES)
     assert {run["table"]["rollouts"] for run in runs if run["table"]} == {32 * 2}
     name = "selection_study" + ("" if task == "mixed" else f"_{task}")
     facts, rows = read_table(tmp_path / f"{name}.json")
     assert (facts["missing"], len(rows)) == (0, len(runs))
-    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_simulations_run(tmp_path):
     simulated_mse.main(["--quick", "--results", str(tmp_path)])
     tables = {part: read_table(tmp_path / f"{part}_mse.json")[1] for part in simulated_mse.PARTS}
     assert all(row["mse"].keys() >= simulated_mse.VARIANTS.keys() for row in tables["basis"])
-    cases = {
-        part: {(row["drift"], row["d"], row["tilt"], row["rollouts per prompt"]) for row in tables[part]}
-        for part in ("history", "field", "groups")
-    }
-    assert {part: len(found) for part, found in cases.items()} == {"history": 11, "field": 3, "groups": 6}
     otb_tail.main(["--quick", "--results", str(tmp_path)])
     _, rows = read_table(tmp_path / "otb_tail.json")
     cells = len(otb_tail.REWARDS) * len(otb_tail.GROUPS) * len(otb_tail.POLICIES)

@@ -262,12 +262,12 @@ class ModelServer(FakeServer):
     def basis_hold(self, *given: Any) -> dict[str, Any]:
         return dict(self.worker.basis_hold(*given))
 
-    def basis_reload(self, folder: str, version: int) -> dict[str, Any]:
+    def basis_reload(self, folder: str) -> dict[str, Any]:
         self.loads += 1
         for path in Path(folder).glob("*.safetensors"):
             found = {name: value for name, value in load_file(path).items() if name not in self.ignored}
             assert not self.model.load_state_dict(found, strict=False).unexpected_keys
-        return {"version": version, "tied": []}
+        return {"tied": []}
 
     def prompt_logprobs(self, ids: list[int]) -> list[Any]:
         log_probs = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)

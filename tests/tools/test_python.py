@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 
 from basis_rl import sandbox
-from basis_rl.recipe.build import build_tools
-from basis_rl.recipe.keys import RunArguments
 from basis_rl.tools import PythonTool, ToolBroken
 from basis_rl.tools.python import fair_share, shortened
 from tests.support.processes import descendants, wait_until
@@ -209,17 +207,3 @@ def test_shortened_keeps_both_ends():
     assert short.startswith(text[:50])
     assert short.endswith(text[-50:])
     assert f"{len(text) - 100} characters left out" in short
-
-
-def test_recipes_name_tools():
-    run = RunArguments(tools=["python", "calculator"], tool_kwargs={"python": {"timeout": 1.5}})
-    python, calculator = build_tools(run)
-    assert python.timeout == 1.5
-    assert calculator.__name__ == "calculator"
-    for tools, kwargs, message in [
-        (["python"], {"python": {"timout": 1}}, "has no parameter 'timout'"),
-        (["no.such"], {}, "cannot be imported"),
-        (["python"], {"python": {"timeout": 0}}, "timeout > 0"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            build_tools(RunArguments(tools=tools, tool_kwargs=kwargs))
