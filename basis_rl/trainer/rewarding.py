@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -143,8 +142,7 @@ def greedy_rewards(
     counts = accelerator.gather(torch.tensor([len(rows)], device=accelerator.device))
     rows += [rows[-1]] * (int(counts.max()) - len(rows))
     asked = [dict(inputs[row]) for row in rows]
-    # TRL adds turns to a prompt in place.
-    prompts = [copy.deepcopy(row["prompt"]) for row in asked]
+    prompts = [row["prompt"] for row in asked]
     rollouts, token_ids, tokens = generate(prompts)
     generated = accelerator.reduce(torch.tensor([len(rows), tokens], device=accelerator.device), reduction="sum")
     rewards = total_rewards(score(asked, prompts, rollouts, token_ids), weights).tolist()

@@ -7,7 +7,7 @@ A step, in the order in which TRL calls the methods that stand here in the same 
   ended comes from a stream (`_streamed_rows`), in place of these two and of the rewards;
 - score: `_calculate_rewards`; the scoring pass keeps what else the baseline asks for (`SIGNALS`);
 - estimate: `_advantages` gathers one `RolloutBatch` over all ranks and asks the baseline;
-- loss: `_compute_loss` of each micro-batch, with our own objective or KL term beside TRL's (`PolicyLoss`);
+- loss: `compute_loss` of each micro-batch, with our own objective or KL term beside TRL's (`PolicyLoss`);
 - update: `_get_grad_norm` skips steps without finite gradients;
 - learn: `_learn`, once the policy has used up a generation batch, updates the baseline, the critic and the belief.
 """
@@ -33,7 +33,6 @@ from huggingface_hub import CommitInfo
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
@@ -148,7 +147,6 @@ class BasisTrainer(GRPOTrainer):
     """
 
     _tag_names = ("trl", "basis-rl")
-    _name = "BASIS"
     reads: frozenset[str] | None = frozenset()
     draws_problems = False
     # TRL sets these; mypy does not see it.
@@ -241,6 +239,9 @@ class BasisTrainer(GRPOTrainer):
         self.was_finished = False
         self._generation_batch = 0
         self._pending = run_state.PendingBatches()
+        # The checkpoint that the run began with.
+        self._resumed: str | None = None
+        self._checkpoints_kept = args.save_total_limit
         # Micro-batches, generation batches, rollouts in use and usage after the last whole optimizer step.
         self._last_step: tuple[int, int, Any, tuple[int, int]] = (0, 0, None, (0, 0))
         self.stop_on_signal = StopOnSignal(accelerator)
@@ -284,7 +285,6 @@ class BasisTrainer(GRPOTrainer):
         self.turns = Turns(
             self.accelerator,
             self._tokenizer,
-            self.tools or [],
             args.max_completion_length,
             self._room,
             has_log_probs=args.use_vllm,
@@ -505,7 +505,8 @@ class BasisTrainer(GRPOTrainer):
                     recordings.enter_context(attributes(self.args, gradient_accumulation_steps=self._generate_every))
             if training and self._streamed is not None:
                 # The conversations had environments of their own.
-                recordings.enter_context(attributes(self, environment_factories=None))
+                given = {"environment_factories": None, "rollout_func": self._handed_over}
+                recordings.enter_context(attributes(self, **given))
             # Environments, tools and rewards are called in there.
             recordings.enter_context(self._numbers.lent())
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -598,7 +599,7 @@ class BasisTrainer(GRPOTrainer):
 
     def _generate_counted(self, prompts: list[Any]) -> Any:
         result = super()._generate(prompts)
-        if self._served is not None and self.model.training:
+        if self._served is not None:
             # As they were graded.
             result = (*result[:3], [each.completion for each in self._served], *result[4:])
             self._served = None
@@ -608,14 +609,13 @@ class BasisTrainer(GRPOTrainer):
             self.spending.draw(count, round(self._metrics["train"]["completions/mean_length"][-1] * count))
         return result
 
-    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
-        if self._served is not None and self.model.training:
-            return [each.prompt_ids for each in self._served], None, {}
-        return super()._tokenize_prompts(prompts)
+    def _handed_over(self, *given: Any) -> dict[str, list[Any]]:
+        """The rollouts that a stream has brought, as TRL takes them from a `rollout_func`."""
+        assert self._served is not None
+        fields = {"prompt_ids": "prompt_ids", "completion_ids": "completion_ids", "logprobs": "log_probs"}
+        return {key: [getattr(each, name) for each in self._served] for key, name in fields.items()}
 
     def _generate_single_turn(self, prompt_ids: Any, images: Any, fields: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._served is not None and self.model.training:
-            return [each.completion_ids for each in self._served], [each.log_probs for each in self._served]
         if self.turns.running:
             count_turn(self.environments)
         # Turns after the first one run in step with all ranks. With images there is one rank (`check_tools`).
@@ -644,7 +644,7 @@ class BasisTrainer(GRPOTrainer):
         return completion_ids, log_probs
 
     def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *args: Any) -> tuple[Any, ...]:
-        if (served := self._served) is not None and self.model.training:
+        if (served := self._served) is not None:
             masks = [each.tool_mask for each in served]
             given = ([each.completion for each in served], [each.completion_ids for each in served])
             counts = (sum(each.calls for each in served), sum(each.failed_calls for each in served))
@@ -680,16 +680,10 @@ class BasisTrainer(GRPOTrainer):
         Returns:
             The rollouts, their token ids, and how many tokens are the model's own.
         """
-        prompt_ids, images, fields = self._tokenize_prompts(prompts)
-        completion_ids, _ = self._generate_single_turn(prompt_ids, images, fields, 1)
-        if not self.tools:
-            rollouts = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
-            if not isinstance(prompts[0], str):
-                rollouts = [[{"role": "assistant", "content": text}] for text in rollouts]
-            return rollouts, completion_ids, sum(map(len, completion_ids))
-        first = self.turns.first(prompt_ids, completion_ids)
-        mask, rollouts, ids, *_ = self._tool_call_loop(prompts, prompt_ids, completion_ids, first, None, None, {})
-        return rollouts, ids, sum(map(sum, mask))
+        apart = attributes(self, _metrics=copy.deepcopy(self._metrics), num_generations=1)
+        with reading_calls(), apart, attributes(self.state, num_input_tokens_seen=0):
+            _, ids, mask, rollouts, *_ = super()._generate(prompts)
+        return rollouts, ids, sum(map(len, ids)) if mask is None else sum(map(sum, mask))
 
     # Score.
 
@@ -945,7 +939,7 @@ class BasisTrainer(GRPOTrainer):
 
     # Loss and update.
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         alone = self.policy_loss.is_trl_alone
         metrics = self._metrics["train" if self.model.training else "eval"]
         tokens = int(action_mask(inputs).sum())
@@ -965,7 +959,7 @@ class BasisTrainer(GRPOTrainer):
         return loss * 0.0 if learned and learned.policy_waits(self._generation_batch - 1) else loss
 
     def _trl_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        loss: Tensor = super()._compute_loss(model, inputs)
+        loss: Tensor = super().compute_loss(model, inputs)
         return loss * self.policy_loss.row_weight(inputs)
 
     def _own_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
@@ -1118,11 +1112,14 @@ class BasisTrainer(GRPOTrainer):
                 # In threads of their own, at any time.
                 stack.enter_context(reading_calls())
             stack.enter_context(self.stop_on_signal.listening())
-            found = on_main_process(lambda: self._start(resume_from_checkpoint))
+            self._resumed = on_main_process(lambda: self._start(resume_from_checkpoint))
+            # transformers would delete a checkpoint before the next one is complete, or the last one and keep the best.
+            stack.enter_context(attributes(self.args, save_total_limit=None))
             self.spending = Spending()
             self.was_finished = False
             try:
-                result = super().train(resume_from_checkpoint=found, **kwargs)
+                result = super().train(resume_from_checkpoint=self._resumed, **kwargs)
+                self.publisher.finish()
             # Raised on every rank.
             except errors.StopAsked as error:
                 # The signal came while a server was waited for.
@@ -1165,8 +1162,6 @@ class BasisTrainer(GRPOTrainer):
         for line in self.changed_settings(found):
             print(f"Resumed with another setting: {line}.", flush=True)
         if found is not None:
-            # Another baseline, or other prompts, are refused before anything is moved.
-            run_state.load_baseline(found, self.baseline, self.dataset_identity)
             run_state.refuse_repeated_stream(found, self.train_dataset)
         moved = checkpoint.make_room(output_dir, found)
         if moved is not None:
@@ -1184,11 +1179,11 @@ class BasisTrainer(GRPOTrainer):
         if folder is None:
             return []
         before = run_state.saved_settings(folder)
-        if before and before["day"] != template_day():
+        if before["day"] != template_day():
             use_day(before["day"])
             self._settings = run_state.settings_of(self, self._base, self._tokenizer)
         lines = run_state.compare_settings(folder, self._settings, self.args.allow_changed_settings)
-        if before and not self._base["role"]:
+        if not self._base["role"]:
             # Nothing needs the base model any more, so the run keeps naming the one that it began with.
             self._settings["base"] = before["base"]
             self.origin.first = {key: before["base"][key] for key in self.origin.base}
@@ -1292,7 +1287,8 @@ class BasisTrainer(GRPOTrainer):
         }
         return {name: part for name, part in parts.items() if part is not None}
 
-    def _save_parts(self, folder: str) -> None:
+    def _save_parts(self, folder: Path) -> None:
+        """What each rank needs to resume beside transformers' files; collective."""
         every = self._generate_every
         states = {name: part.state_dict() for name, part in self._parts().items()}
         states["place"] = {
@@ -1304,20 +1300,33 @@ class BasisTrainer(GRPOTrainer):
             "metrics": {mode: dict(values) for mode, values in self._metrics.items()},
         }
         run_state.save_parts(folder, self.accelerator.process_index, states)
+        if self.args.should_save:
+            run_state.save_settings(folder, self._settings)
+            if self.args.sync_ref_model:
+                run_state.save_reference(folder, self.accelerator.unwrap_model(self.ref_model))
+        if self._critic is not None:
+            self._critic.save(folder)
 
-    def _restore_parts(self, folder: str) -> None:
+    def _restore(self, folder: str) -> None:
         """Restore `_save_parts`'s result; a part that the saving run did not have stays as it was built."""
+        self._generation_batch = run_state.load_baseline(folder, self.baseline)
         states = run_state.load_parts(folder, self.accelerator.process_index)
-        if "place" in states:
-            place = states["place"]
-            ranks = self.accelerator.num_processes
-            self._step = run_state.resumed_step(place, ranks=ranks, generate_every=self._generate_every)
-            self._buffered_inputs = send_to_device(place["rollouts"], self.accelerator.device)
-            for mode, values in place["metrics"].items():
-                self._metrics[mode].update(values)
+        place = states["place"]
+        ranks = self.accelerator.num_processes
+        self._step = run_state.resumed_step(place, ranks=ranks, generate_every=self._generate_every)
+        self._buffered_inputs = send_to_device(place["rollouts"], self.accelerator.device)
+        for mode, values in place["metrics"].items():
+            self._metrics[mode].update(values)
         for name, part in self._parts().items():
             if name in states:
                 part.load_state_dict(states[name])
+        if self.args.sync_ref_model:
+            run_state.load_reference(folder, self.accelerator.unwrap_model(self.ref_model))
+        if self._critic is not None:
+            self._critic.load(folder)
+        self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
+        self.state.log_history = whole_log(Path(folder), self.state.log_history)
+        self.was_finished = self.state.global_step >= self.state.max_steps
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         folder = Path(output_dir or str(self.args.output_dir))
@@ -1327,21 +1336,15 @@ class BasisTrainer(GRPOTrainer):
         with naming_a_full_disk(folder):
             if marks:
                 checkpoint.begin(folder)
-            super().save_model(output_dir, _internal_call=_internal_call)
+            # The arguments are saved, and pushed, with the model. As a call of the user it would push already.
+            with attributes(self, args=without_secrets(self.args)):
+                super().save_model(str(folder), _internal_call=True)
             if _internal_call and self.args.should_save:
-                run_state.save_baseline(folder, self.baseline, self._generation_batch, self.dataset_identity)
+                run_state.save_baseline(folder, self.baseline, self._generation_batch)
             if marks:
                 checkpoint.mark_whole(folder)
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        super()._save_rng_state(output_dir)
-        self._save_parts(output_dir)
-        if self.args.should_save:
-            run_state.save_settings(Path(output_dir), self._settings)
-            if self.args.sync_ref_model:
-                run_state.save_reference(output_dir, self.accelerator.unwrap_model(self.ref_model))
-        if self._critic is not None:
-            self._critic.save(output_dir)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         sizes = [
@@ -1361,11 +1364,10 @@ class BasisTrainer(GRPOTrainer):
             checkpoint.begin(folder)
         # No rank may write before the mark says that the checkpoint is incomplete.
         self.accelerator.wait_for_everyone()
-        limit = self.args.save_total_limit
-        newest = newest_rows(self.state.log_history)
-        # Older checkpoints are deleted when this one is complete, not before.
-        with attributes(self.args, save_total_limit=None), attributes(self.state, log_history=newest):
+        with attributes(self.state, log_history=newest_rows(self.state.log_history)):
             super()._save_checkpoint(model, trial)
+        if not self.args.save_only_model:
+            self._save_parts(folder)
         # All ranks must have written before their files are counted.
         self.accelerator.wait_for_everyone()
         written = {name for names in gathered(checkpoint.names_in(folder)) for name in names}
@@ -1375,34 +1377,15 @@ class BasisTrainer(GRPOTrainer):
         on_main_process(lambda: checkpoint.finish(folder, written))
         if self.args.should_save:
             best = self.state.best_model_checkpoint
-            checkpoint.rotate(folder.parent, limit, [*([best] if best else []), *self.publisher.hub.in_use()])
+            in_use = [*([best] if best else []), *self.publisher.hub.in_use()]
+            checkpoint.rotate(folder.parent, self._checkpoints_kept, in_use)
         if self.args.push_to_hub and self.is_world_process_zero():
             last = self.stop_on_signal.stopped or self.state.global_step >= self.state.max_steps
             if self.publisher.is_due(last):
                 self.callback_handler.on_push_begin(self.args, self.state, self.control)
                 self.publisher.push_checkpoint(folder, self.state.global_step)
 
-    def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint_folder)
-        if checkpoint_folder is not None:
-            self._generation_batch = run_state.load_baseline(checkpoint_folder, self.baseline, self.dataset_identity)
-            self._restore_parts(checkpoint_folder)
-            if self.args.sync_ref_model:
-                run_state.load_reference(checkpoint_folder, self.accelerator.unwrap_model(self.ref_model))
-            if self._critic is not None:
-                self._critic.load(checkpoint_folder)
-            self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
-            self.state.log_history = whole_log(Path(checkpoint_folder), self.state.log_history)
-            self.was_finished = self.state.global_step >= self.state.max_steps
-
     # The Hub.
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
-        if self.args.should_save:
-            # This file is pushed with the model.
-            folder = Path(output_dir or str(self.args.output_dir))
-            torch.save(without_secrets(self.args), folder / TRAINING_ARGS_NAME)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """No-op: `Publisher` already created the repository."""
@@ -1411,13 +1394,6 @@ class BasisTrainer(GRPOTrainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """No-op: within transformers' saving the checkpoint is not complete yet. `_write_checkpoint` pushes it."""
-
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        # transformers deletes checkpoints in there, so their pushes must have ended.
-        self.publisher.finish()
-        # With a limit it may delete the last checkpoint and keep the best: a resume would train those steps again.
-        with attributes(self.args, save_total_limit=None):
-            return super()._finalize_training(*args, **kwargs)
 
     def push_to_hub(
         self,
@@ -1450,9 +1426,6 @@ class BasisTrainer(GRPOTrainer):
         if not self.is_world_process_zero():
             return None
         return pushed.result() if blocking else pushed
-
-    def _finish_current_push(self) -> None:
-        self.publisher.finish()
 
     def end(self) -> None:
         """As in transformers, after the pushes that are still running."""
@@ -1535,12 +1508,14 @@ def _vllm(args: BasisConfig) -> AbstractContextManager[None]:
 
 
 class _UpdateBaseline(TrainerCallback):
-    """Calls `Baseline.update` after the optimizer step that ends a generation batch, before a checkpoint is saved."""
+    """Restores a checkpoint, and has the baseline learn after the step that ends a generation batch, before a save."""
 
     def __init__(self, trainer: BasisTrainer) -> None:
         self.trainer = trainer
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *others: Any, **kwargs: Any) -> None:
+        if self.trainer._resumed is not None:
+            self.trainer._restore(self.trainer._resumed)
         if self.trainer._asks_model:
             self.trainer._settle_packing(self.trainer.model_wrapped)
         if state.is_world_process_zero:

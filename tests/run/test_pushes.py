@@ -17,7 +17,6 @@ from basis_rl.cli.main import main
 from basis_rl.run import hub as run_hub
 from basis_rl.run.hub import Hub, Push, files_of_checkpoint, files_of_run, is_refusal
 from basis_rl.run.record import load_run_info, save_run_info
-from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.publish import Publisher
 from tests.report.test_card import INFO, entry
 
@@ -257,14 +256,6 @@ def test_a_resumed_run_pushes_what_a_kill_has_cut_off(strategy, there, owed, hub
     publisher(run, made, strategy).catch_up()
     assert made.done(10.0)
     assert [message for message, _, _ in made.api.commits] == [f"Training resumed, {name}" for name in owed]
-
-
-def test_arguments_are_put_back_though_saving_fails(tmp_path):
-    trainer, args = object.__new__(BasisTrainer), SimpleNamespace(hub_token="secret")
-    trainer.args = args
-    with pytest.raises(AttributeError):
-        trainer._save(str(tmp_path))
-    assert trainer.args is args
 
 
 def test_the_command_renews_card_and_record_and_says_that_nothing_arrived(tmp_path, capsys):

@@ -144,12 +144,12 @@ def test_tokens_that_went_through_the_model_are_counted(packing, tmp_path):
     seen = []
 
     class Watched(BasisTrainer):
-        def _compute_loss(self, model, inputs):
+        def compute_loss(self, model, inputs, **kwargs):
             masks = [inputs[f"{part}_mask"] for part in ("prompt", "completion")]
             lengths = dict(zip(map(tuple, inputs["prompt_ids"].tolist()), masks[0].sum(dim=1).tolist(), strict=True))
             packed = sum(length - 1 for length in lengths.values()) + len(masks[0]) + int(masks[1].sum())
             seen.append(packed if packing == "auto" else sum(mask.numel() for mask in masks))
-            return super()._compute_loss(model, inputs)
+            return super().compute_loss(model, inputs, **kwargs)
 
     monkey = {"per_device_train_batch_size": 8, "num_generations": 8, "max_completion_length": 20, "max_steps": 2}
     trainer = tiny_trainer(tmp_path, "rloo", Watched, packing=packing, gradient_accumulation_steps=2, **monkey)

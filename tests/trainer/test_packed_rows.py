@@ -389,7 +389,7 @@ def test_every_objective_has_the_loss_of_single_rows(objective, method, tmp_path
         with torch.no_grad():
             old = row_by_row(trainer.model, *rows)[0][:, -tokens:]
         old = old + 0.3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(1), dtype=old.dtype).to(DEVICE)
-        loss = trainer._compute_loss(trainer.model, micro_batch(rows, advantages, old))
+        loss = trainer.compute_loss(trainer.model, micro_batch(rows, advantages, old))
         loss.backward()
         found.append((loss.detach(), torch.cat([p.grad.flatten() for p in trainer.model.parameters()])))
     (expected, expected_gradient), (loss, gradient) = found

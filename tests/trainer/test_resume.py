@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -218,18 +217,6 @@ def test_rollouts_of_other_ranks_are_refused(whole, tmp_path):
     checkpoint.finish(path.parent)
     with pytest.raises(ValueError, match=r"in the middle of a generation batch, with \{'ranks': 2\}"):
         run(tmp_path, RunningMean(), resume=str(tmp_path / "checkpoint-3"))
-
-
-def test_a_checkpoint_of_trls_own_trainer_is_accepted(whole, tmp_path):
-    folder, _ = whole
-    start = tmp_path / "checkpoint-4"
-    shutil.copytree(folder / "checkpoint-4", start)
-    (start / "phase_0.pt").unlink()
-    (start / "manifest.json").unlink()
-    state = json.loads((start / "trainer_state.json").read_text())
-    assert state["global_step"] == 4
-    assert run(tmp_path, RunningMean(), resume=str(start), max_steps=6).state.global_step == 6
-    assert Path(tmp_path / "checkpoint-6").is_dir()
 
 
 def test_batches_of_another_shape_start_at_the_end_of_a_generation_batch_only(whole, tmp_path):
