@@ -434,7 +434,7 @@ class Resampling:
 
     TRL generates a batch, scores it with the policy, and then rewards it. Here a batch is rewarded as soon as it is
     generated, and its refused groups are generated again, prompt by prompt in the same places, so that TRL continues
-    with one batch as if it had been drawn at once; the rewards are handed to it when it asks (`take_rewards`). Groups
+    with one batch as if it had been drawn at once; the rewards are handed to it when it asks. Groups
     are whole on each rank, and every rank draws as many as the one that misses most: generation is collective.
 
     Groups that were rewarded and are not trained on are kept for the belief (`take_discarded`): otherwise it would see
@@ -454,12 +454,14 @@ class Resampling:
     score_unlogged: Callable[..., Tensor]
     weights: Tensor
     inputs: list[dict[str, Any]] = field(default_factory=list, init=False)
-    rewards: Tensor | None = field(default=None, init=False)
     # Row of the dataset, and rewards of its group, in the order in which they were discarded.
     _discarded: list[tuple[int, Tensor]] = field(default_factory=list, init=False)
 
-    def generated(self, prompts: list[Any], number: int, extra_logs: Mapping[str, list[Any]]) -> Generated:
+    def generated(
+        self, prompts: list[Any], number: int, extra_logs: Mapping[str, list[Any]]
+    ) -> tuple[Generated, Tensor]:
         """TRL's `_generate` of `prompts`; refused groups are replaced in its result, in `prompts` and in ``inputs``.
+        The second value is ``(N, F)``, the rewards of the batch.
 
         Args:
             prompts: this rank's, one per rollout.
@@ -503,8 +505,7 @@ class Resampling:
                 for column in extra_logs.values():
                     # A function may have logged fewer values than there are rollouts.
                     column[old_rows] = [None] * len(column[old_rows])
-        self.rewards = rewards
-        return tuple(result)
+        return tuple(result), rewards
 
     def _discard(self, rows: Tensor, rewards: Tensor, groups: Sequence[int]) -> None:
         """Keep the totals of some groups of ``(N, F)`` rewards of prompts in `rows`, ``(P,)``."""
@@ -535,9 +536,3 @@ class Resampling:
         totals = total_rewards(rewards, self.weights).cpu().view(-1, self.selection.num_generations)
         kept = self.selection.kept(number, totals).view(self.selection.accelerator.num_processes, -1)
         return [(~of_rank).nonzero().flatten().tolist() for of_rank in kept]
-
-    def take_rewards(self) -> Tensor | None:
-        """``(N, F)`` rewards of the batch, once, if it has been rewarded already."""
-        rewards = self.rewards
-        self.rewards = None
-        return rewards

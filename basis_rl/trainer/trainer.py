@@ -105,7 +105,7 @@ from basis_rl.trainer.plan import (
 )
 from basis_rl.trainer.publish import Origin, Publisher, run_info
 from basis_rl.trainer.random_numbers import OwnNumbers, random_numbers_kept
-from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, greedy_rewards, total_rewards
+from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, total_rewards
 from basis_rl.trainer.scoring_check import Precision, agreed, check_positions, packing_lines, rows_together, settled
 from basis_rl.trainer.selection import Coverage, EpochIndices, Resampling, Selection, rows_of_rank
 from basis_rl.trainer.step_time import StepTimer, padding_metrics
@@ -291,9 +291,10 @@ class BasisTrainer(GRPOTrainer):
         )
         if args.use_vllm:
             self.vllm_generation.steps_taken = lambda: self.state.global_step
-        # Of the generation batch at hand, what a stream has brought: this rank's rollouts, and rewards of all ranks.
+        # This rank's rollouts of the generation batch at hand, where a stream has brought them.
         self._served: list[StreamedRollout] | None = None
-        self._served_rewards: Tensor | None = None
+        # ``(N, F)`` of all ranks, where the batch at hand was scored when it was drawn.
+        self._known_rewards: Tensor | None = None
         # Of this rank's rollouts, by function; empty for a batch that was resampled, whose turns have only their sums.
         self._turn_rewards: list[list[list[float]]] = []
 
@@ -567,7 +568,8 @@ class BasisTrainer(GRPOTrainer):
                 self._last_loaded_step = step
             ahead = streamed.pace.batches
             streamed.fill(min(last, number + ahead), number)
-            draw, rollouts, self._served_rewards = streamed.take(number, step, offset)
+            draw, rollouts, rewards = streamed.take(number, step, offset)
+            self._known_rewards = rewards.to(self.accelerator.device)
             streamed.fill(min(last, number + 1 + ahead))
         if streamed.stream is not None:
             self._log_all(streamed.stream.metrics(step, number))
@@ -594,7 +596,9 @@ class BasisTrainer(GRPOTrainer):
         self._begun = [list(each) for each in prompts] if self.environment_factories is not None else []
         with self.timer.measure("generation"), reading_calls():
             if self._resampling is not None and self.model.training:
-                return self._resampling.generated(prompts, self._generation_batch, self._pending_extra_logs)
+                given = (prompts, self._generation_batch, self._pending_extra_logs)
+                result, self._known_rewards = self._resampling.generated(*given)
+                return result
             return self._generate_counted(prompts)
 
     def _generate_counted(self, prompts: list[Any]) -> Any:
@@ -703,10 +707,10 @@ class BasisTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
         if self.tools:
             self._log_all(self.turns.take_metrics(completions))
-        # A batch that was resampled has its rewards already.
-        known = self._known_rewards() if self.model.training else None
-        rewards = self._scores(inputs, prompts, completions, *args) if known is None else known
-        if known is None and self.model.training:
+        rewards = self._known_rewards
+        self._known_rewards = None
+        if rewards is None:
+            rewards = self._scores(inputs, prompts, completions, *args)
             self._turn_rewards = self._guard.turn_rewards(len(prompts))
         self._rewards_per_func = rewards
         for row, prompt in zip(inputs, self._begun, strict=False):
@@ -718,14 +722,6 @@ class BasisTrainer(GRPOTrainer):
             values[:] = [*values, *[None] * len(prompts)][: len(prompts)]
         self._drawn = list(map(Rollout, prompts, completions, *args))
         return rewards
-
-    def _known_rewards(self) -> Tensor | None:
-        """``(N, F)`` of a batch that was scored when it was drawn."""
-        if self._resampling is not None:
-            return self._resampling.take_rewards()
-        known = self._served_rewards
-        self._served_rewards = None
-        return None if known is None else known.to(self.accelerator.device)
 
     def _scores(self, inputs: Any, prompts: Any, completions: Any, token_ids: list[list[int]]) -> Tensor:
         """``(N, F)`` of all ranks' rollouts. Raises RewardFailed on every rank if a function fails on one."""
@@ -834,15 +830,27 @@ class BasisTrainer(GRPOTrainer):
         return self.args.beta * penalty
 
     def _greedy_rewards(self, inputs: list[dict[str, Any]]) -> Tensor:
-        def generate(prompts: list[Any]) -> Any:
-            with self._greedy():
-                return self._generate_unlogged(prompts)
+        """``(N,)`` reward of the greedy rollout of each row's prompt, the same on every rank.
 
-        given = (generate, self._scores_unlogged, self.reward_weights)
+        Each rank generates for the distinct prompts among its own rows. Generation is collective (ZeRO-3, the vLLM
+        server), so all ranks ask for the same number: a rank with fewer repeats its last one.
+        """
+        device = self.accelerator.device
+        names = self._ids(inputs)
+        rows = [names.index(name) for name in dict.fromkeys(names)]
+        counts = self.accelerator.gather(torch.tensor([len(rows)], device=device))
+        rows += [rows[-1]] * (int(counts.max()) - len(rows))
+        asked = [dict(inputs[row]) for row in rows]
+        prompts = [row["prompt"] for row in asked]
         with self._numbers.lent():
-            rewards, generated = greedy_rewards(self.accelerator, inputs, self._ids(inputs), *given)
-        self.spending.draw(*generated)
-        return rewards
+            with self._greedy():
+                rollouts, token_ids, tokens = self._generate_unlogged(prompts)
+            scores = self._scores_unlogged(asked, prompts, rollouts, token_ids)
+        generated = self.accelerator.reduce(torch.tensor([len(rows), tokens], device=device), reduction="sum")
+        self.spending.draw(*generated.tolist())
+        rewards = total_rewards(scores, self.reward_weights).tolist()
+        by_name = dict(zip(gather_object([names[row] for row in rows]), rewards, strict=True))
+        return torch.tensor([by_name[name] for name in gather_object(names)], dtype=torch.float32)
 
     # Estimate.
 

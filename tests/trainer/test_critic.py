@@ -16,7 +16,7 @@ from basis_rl.trainer.critic import Critic
 from tests.functional.test_pack_rows import CASES as GIVEN
 from tests.functional.test_pack_rows import ragged
 from tests.support.architectures import WITHOUT_DROPOUT, small_model
-from tests.support.tiny import DEVICE, flat, parity_reward, tiny_model, tiny_tokenizer, tiny_trainer
+from tests.support.tiny import DEVICE, flat, parity_reward, tiny_trainer
 from tests.trainer.test_energies import CASES, SETTINGS
 
 
@@ -408,13 +408,3 @@ def test_a_gradient_that_is_not_finite_is_dropped(tmp_path):
 def test_parameters_out_of_range(kwargs, message):
     with pytest.raises(ValueError, match=message):
         Ppo(**kwargs)
-
-
-def test_a_value_model_that_cannot_serve_is_refused(tmp_path, tiny_path):
-    with pytest.raises(ValueError, match="critic_model 'no/such-model' could not be loaded"):
-        build(tmp_path, Ppo(critic_model="no/such-model"))
-    tokenizer = tiny_tokenizer()
-    model = tiny_model(tokenizer)
-    tokenizer.add_tokens(["<another>"])
-    with pytest.raises(ValueError, match="has another tokenizer than the policy"):
-        build(tmp_path, Ppo(critic_model=str(tiny_path)), model=model, processing_class=tokenizer)

@@ -92,12 +92,6 @@ def test_another_model_that_is_needed_is_refused(case, tmp_path, capsys):
     assert role in said(capsys)[0]
 
 
-def test_a_model_object_with_other_weights_is_noticed(tmp_path, capsys):
-    began(tmp_path)
-    resumed(tmp_path, model=tiny_model(seed=1))
-    assert said(capsys)[0].startswith("base model: a model built in memory (weights ")
-
-
 def test_a_model_of_other_shapes_is_refused_before_its_weights_are_loaded(tmp_path):
     began(tmp_path)
     larger = build_model(tiny_tokenizer(), hidden_size=32, layers=1)

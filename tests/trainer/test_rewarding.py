@@ -137,12 +137,14 @@ def test_asynchronous_functions_and_objects_are_awaited_and_fail_as_others_do():
 def test_the_weighted_sum_must_be_finite_too():
     rewards, nan = torch.tensor([[1.0, 2.0], [3e38, 3e38]]), math.nan
     assert total_rewards(rewards, torch.tensor([0.5, 0.25])).tolist() == pytest.approx([1.0, 2.25e38])
+    missing = total_rewards(torch.tensor([[nan, 2.0], [1.0, nan], [nan, nan]]), torch.tensor([0.5, 3.0]))
+    assert missing.tolist() == pytest.approx([6.0, 0.5, nan], nan_ok=True)
     with pytest.raises(RewardFailed, match=r"row 1 of the batch is infinite: a 3e\+38 x weight 1, b 3e\+38 x weight 1"):
         total_rewards(rewards, torch.ones(2), ["a", "b"])
-    with pytest.raises(RewardFailed, match=r"row 1 .* infinite: b 3e\+38 x weight 10\."):
+    with pytest.raises(RewardFailed, match=r"row 1 .* infinite: .*b 3e\+38 x weight 10\."):
         total_rewards(rewards, torch.tensor([0.0, 10.0]), ["a", "b"])
     with pytest.raises(
-        RewardFailed, match=r"row 0 .* infinite: b inf x weight 0"
+        RewardFailed, match=r"row 0 .* infinite: .*b inf x weight 0"
     ):  # whose product is NaN, not infinite
         total_rewards(torch.tensor([[1.0, math.inf]]), torch.tensor([1.0, 0.0]), ["a", "b"])
     with pytest.raises(RewardFailed, match="function 0 inf"):

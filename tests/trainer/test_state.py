@@ -1,7 +1,5 @@
 """The baseline's life: update after the policy update, state in checkpoints, strict loading."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -77,25 +75,6 @@ def waiting(*used_up):
         fields = {"rewards": torch.ones(1), "group_ids": torch.zeros(1).long(), "prompt_ids": ["a"]}
         pending.add(RolloutBatch(**fields, action_mask=torch.ones((1, 1)).bool(), step=step), count)
     return pending
-
-
-def test_batches_wait_until_they_are_used_up_and_leave_oldest_first():
-    pending = waiting(4, 4, 8)
-    assert [batch.step for batch, _ in pending.due(3)] == []
-    assert [batch.step for batch, _ in pending.due(4)] == [0, 1]
-    assert [batch.step for batch, _ in pending.due(7)] == []
-    assert [batch.step for batch, _ in pending.due(8)] == [2]
-    assert [batch.step for batch, _ in pending.due(99)] == []
-
-
-def test_waiting_batches_are_restored():
-    pending, again = waiting(4), PendingBatches()
-    ((_, batch, _),) = pending._waiting
-    pending.add(batch, 8, discarded=replace(batch, rewards=torch.zeros(1)))
-    again.load_state_dict(pending.state_dict())
-    (_, none), (_, discarded) = again.due(8)
-    assert none is None
-    assert discarded.rewards.tolist() == [0.0]
 
 
 def test_batches_that_are_drawn_again_are_forgotten():
