@@ -257,18 +257,6 @@ class Selection:
         """``(P,)`` rows of the dataset that the generation batch has now, on all ranks."""
         return self._refilled[number][0] if number in self._refilled else self._draws[number].rows
 
-    def kept(self, number: int, rewards: Tensor) -> Tensor:
-        """``(M, G) -> (M,)`` bool: the groups of the batch that the sampler keeps.
-
-        Raises:
-            SelectionFailed: the sampler raises an exception, or does not tell.
-        """
-        with _failing(self.sampler, number):
-            kept = self.sampler.keeps(rewards)
-            if not isinstance(kept, Tensor) or kept.dtype != torch.bool or len(kept) != len(rewards):
-                raise ValueError(f"`keeps` must return one bool for each of {len(rewards)} groups.")
-        return kept
-
     def more(self, number: int, refill: int, refused: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
         """This rank's rows of other prompts in place of the refused groups of the batch.
 
@@ -532,7 +520,16 @@ class Resampling:
         )
 
     def _refused(self, rewards: Tensor, number: int) -> list[list[int]]:
-        """For each rank, the indices on that rank of the groups that the sampler refuses."""
-        totals = total_rewards(rewards, self.weights).cpu().view(-1, self.selection.num_generations)
-        kept = self.selection.kept(number, totals).view(self.selection.accelerator.num_processes, -1)
-        return [(~of_rank).nonzero().flatten().tolist() for of_rank in kept]
+        """For each rank, the indices on that rank of the groups that the sampler refuses.
+
+        Raises:
+            SelectionFailed: the sampler raises an exception, or does not tell.
+        """
+        selection = self.selection
+        totals = total_rewards(rewards, self.weights).cpu().view(-1, selection.num_generations)
+        with _failing(selection.sampler, number):
+            kept = selection.sampler.keeps(totals)
+            if not isinstance(kept, Tensor) or kept.dtype != torch.bool or len(kept) != len(totals):
+                raise ValueError(f"`keeps` must return one bool for each of {len(totals)} groups.")
+        of_ranks = kept.view(selection.accelerator.num_processes, -1)
+        return [(~of_rank).nonzero().flatten().tolist() for of_rank in of_ranks]
