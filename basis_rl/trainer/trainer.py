@@ -241,6 +241,7 @@ class BasisTrainer(GRPOTrainer):
         self._pending = run_state.PendingBatches()
         # The checkpoint that the run began with.
         self._resumed: str | None = None
+        # transformers would delete a checkpoint before the next one is complete, or the last one and keep the best.
         self._checkpoints_kept = args.save_total_limit
         # Micro-batches, generation batches, rollouts in use and usage after the last whole optimizer step.
         self._last_step: tuple[int, int, Any, tuple[int, int]] = (0, 0, None, (0, 0))
@@ -314,7 +315,6 @@ class BasisTrainer(GRPOTrainer):
         self._eval_name = ""
         self.timer = StepTimer(accelerator, self.model.config, "bfloat16" if args.bf16 else str(self.model.dtype))
         self.packing = enable_packing(self.model, args, has_dropout(self.model))
-        check_token_budget(args, self.objective, self.packing)
         wanted = self.baseline.requires
         self._recorders: dict[str, scoring.ScoringPass] = {}
         if "energies" in wanted:
@@ -1121,10 +1121,7 @@ class BasisTrainer(GRPOTrainer):
                 stack.enter_context(reading_calls())
             stack.enter_context(self.stop_on_signal.listening())
             self._resumed = on_main_process(lambda: self._start(resume_from_checkpoint))
-            # transformers would delete a checkpoint before the next one is complete, or the last one and keep the best.
             stack.enter_context(attributes(self.args, save_total_limit=None))
-            self.spending = Spending()
-            self.was_finished = False
             try:
                 result = super().train(resume_from_checkpoint=self._resumed, **kwargs)
                 self.publisher.finish()
@@ -1306,6 +1303,17 @@ class BasisTrainer(GRPOTrainer):
                 run_state.save_reference(folder, self.accelerator.unwrap_model(self.ref_model))
         if self._critic is not None:
             self._critic.save(folder)
+
+    def _begin(self) -> None:
+        """What training begins with, once TRL and transformers have theirs from the checkpoint."""
+        self.spending = Spending()
+        self.was_finished = False
+        if self._resumed is not None:
+            self._restore(self._resumed)
+        if self._asks_model:
+            self._settle_packing(self.model_wrapped)
+        if self.is_world_process_zero():
+            self._kept_rollouts.begin(self.state.global_step)
 
     def _restore(self, folder: str) -> None:
         """Restore `_save_parts`'s result; a part that the saving run did not have stays as it was built."""
@@ -1513,13 +1521,8 @@ class _UpdateBaseline(TrainerCallback):
     def __init__(self, trainer: BasisTrainer) -> None:
         self.trainer = trainer
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *others: Any, **kwargs: Any) -> None:
-        if self.trainer._resumed is not None:
-            self.trainer._restore(self.trainer._resumed)
-        if self.trainer._asks_model:
-            self.trainer._settle_packing(self.trainer.model_wrapped)
-        if state.is_world_process_zero:
-            self.trainer._kept_rollouts.begin(state.global_step)
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.trainer._begin()
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         self.trainer.timer.begin()
