@@ -58,9 +58,9 @@ class Timed(CannedBasis):
         sizes = lognormal(generator, MEAN, SPREAD, len(prompt_ids)).round().clamp(1, CAP).long().tolist()
         return [torch.randint(5, self.tokens, (size,), generator=generator).tolist() for size in sizes], None
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+    def compute_loss(self, model: Any, inputs: dict[str, Any], **kwargs: Any) -> Any:
         self.began = time.process_time()
-        return super()._compute_loss(model, inputs)
+        return super().compute_loss(model, inputs, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         original = self.accelerator.backward

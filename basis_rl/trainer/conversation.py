@@ -103,8 +103,8 @@ class Conversation:
         self.failed_calls = 0
         self.phase = "environment"
         self.environments: list[Any] | None = None
-        self._name = row.get("environment") if trainer._multi_environment else None
-        self._batch_environments = [self._name]
+        self._chosen_environment = row.get("environment") if trainer._multi_environment else None
+        self._batch_environments = [self._chosen_environment]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trainer, name)
@@ -147,14 +147,14 @@ class Conversation:
     def close(self) -> None:
         """Its environment may be used again."""
         for each in self.environments or []:
-            self._pool.give_back(self._name, each)
+            self._pool.give_back(self._chosen_environment, each)
 
     def _begun(self) -> Any:
         """The prompt. With environments, a new one is reset, and what it says first is added to the last message."""
         prompt = copy.deepcopy(self._row.get("prompt", list(NO_PROMPT)))
         methods: list[Any] = []
         if self.environment_factories is not None:
-            environment = self._pool.taken(self._name)
+            environment = self._pool.taken(self._chosen_environment)
             self.environments = [environment]
             methods = tool_methods(environment)
             hidden = {"environment"} if self._multi_environment else set()

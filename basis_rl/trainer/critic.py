@@ -186,24 +186,8 @@ class Critic:
             torch.save(content, Path(folder) / NETWORK_FILE)
 
     def load(self, folder: str | Path) -> None:
-        """Restore `save`'s result.
-
-        Raises:
-            ValueError: there is none, or it is of another module.
-        """
-        path = Path(folder) / NETWORK_FILE
-        name = type(self.baseline).__name__
-        if not path.is_file():
-            raise ValueError(f"'{folder}' has no {NETWORK_FILE}, the network that {name} has learned. Start a new run.")
-        content = torch.load(path, weights_only=True, map_location="cpu")
-        there = {key: tuple(value.shape) for key, value in content["module"].items()}
-        here = {key: tuple(value.shape) for key, value in self.module.state_dict().items()}
-        if there != here:
-            key = next(key for key in [*there, *here] if there.get(key) != here.get(key))
-            raise ValueError(
-                f"'{path}' holds another module than {name} has now: '{key}' is {there.get(key, 'missing')} there and "
-                f"{here.get(key, 'missing')} here. Resume with the baseline_kwargs that the run was started with."
-            )
+        """Restore `save`'s result."""
+        content = torch.load(Path(folder) / NETWORK_FILE, weights_only=True, map_location="cpu")
         load_module(self.module, content["module"])
         load_optimizer(self.optimizer, content["optimizer"])
 
@@ -262,7 +246,7 @@ def part_like(value: Tensor, parameter: Tensor) -> Tensor:
 def load_module(module: nn.Module, state: dict[str, Tensor]) -> None:
     """Restore the whole tensors of a module's `state_dict`."""
     own = module.state_dict()
-    module.load_state_dict({key: part_like(value, own[key]) for key, value in state.items()})
+    module.load_state_dict({key: part_like(value, own.get(key, value)) for key, value in state.items()})
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -1,8 +1,7 @@
-"""Rewards of a batch: a failing reward function becomes one message on every rank, and greedy rollouts are scored."""
+"""Rewards of a batch: a failing reward function becomes one message on every rank; batches that teach nothing."""
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -103,55 +102,16 @@ def total_rewards(rewards_per_func: Tensor, weights: Tensor, names: Sequence[str
     parts = rewards_per_func * weights.to(rewards_per_func.device)
     total = parts.nansum(dim=1)
     # A weight of 0 or two infinities would make NaN, so the sum alone does not show every infinite reward.
-    for values in (rewards_per_func, parts, total[:, None]):
-        if bool(values.isinf().any()):
-            row, column = (int(index) for index in values.isinf().nonzero()[0])
-            shown = ", ".join(
-                f"{names[i] if i < len(names) else f'function {i}'} {float(reward):g} x weight {float(weight):g}"
-                for i, (reward, weight) in enumerate(zip(rewards_per_func[row], weights, strict=True))
-                if values is total or len(values[0]) == 1 or i == column
-            )
-            raise RewardFailed(f"The reward of row {row} of the batch is infinite: {shown}. Bound that reward.")
+    infinite = torch.cat([rewards_per_func, parts, total[:, None]], dim=1).isinf().any(dim=1).nonzero()
+    if len(infinite):
+        row = int(infinite[0])
+        named = names or [f"function {index}" for index in range(len(weights))]
+        shown = ", ".join(
+            f"{name} {float(reward):g} x weight {float(weight):g}"
+            for name, reward, weight in zip(named, rewards_per_func[row], weights, strict=True)
+        )
+        raise RewardFailed(f"The reward of row {row} of the batch is infinite: {shown}. Bound that reward.")
     return total.masked_fill(rewards_per_func.isnan().all(dim=1), torch.nan)
-
-
-def greedy_rewards(
-    accelerator: Accelerator,
-    inputs: Sequence[dict[str, Any]],
-    names: Sequence[str],
-    generate: Callable[[list[Any]], tuple[list[Any], list[list[int]], int]],
-    score: Callable[[Sequence[Any], list[Any], list[Any], list[list[int]]], Tensor],
-    weights: Tensor,
-) -> tuple[Tensor, tuple[int, int]]:
-    """``(N,)`` reward of the greedy rollout of each row's prompt, in the global row order, the same on every rank.
-
-    Each rank generates for the distinct prompts among its own rows. Generation is collective (ZeRO-3, the vLLM server),
-    so all ranks ask for the same number: a rank with fewer repeats its last one.
-
-    Args:
-        accelerator: gathers.
-        inputs: this rank's rows of the dataset, one per rollout.
-        names: their prompt ids.
-        generate: prompts -> greedy rollouts, their token ids, and how many tokens are the model's own.
-        score: rows, prompts, rollouts, token ids -> ``(N, F)`` of all ranks' rollouts.
-        weights: ``(F,)`` of the reward functions.
-
-    Returns:
-        The rewards; and how many rollouts of how many tokens were generated on all ranks.
-    """
-    rows = [names.index(name) for name in dict.fromkeys(names)]
-    counts = accelerator.gather(torch.tensor([len(rows)], device=accelerator.device))
-    rows += [rows[-1]] * (int(counts.max()) - len(rows))
-    asked = [dict(inputs[row]) for row in rows]
-    # TRL adds turns to a prompt in place.
-    prompts = [copy.deepcopy(row["prompt"]) for row in asked]
-    rollouts, token_ids, tokens = generate(prompts)
-    generated = accelerator.reduce(torch.tensor([len(rows), tokens], device=accelerator.device), reduction="sum")
-    rewards = total_rewards(score(asked, prompts, rollouts, token_ids), weights).tolist()
-    by_name = dict(zip(gather_object([names[row] for row in rows]), rewards, strict=True))
-    found = torch.tensor([by_name[name] for name in gather_object(list(names))], dtype=torch.float32)
-    rollout_count, token_count = generated.tolist()
-    return found, (rollout_count, token_count)
 
 
 class UniformRewards:

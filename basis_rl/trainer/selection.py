@@ -257,18 +257,6 @@ class Selection:
         """``(P,)`` rows of the dataset that the generation batch has now, on all ranks."""
         return self._refilled[number][0] if number in self._refilled else self._draws[number].rows
 
-    def kept(self, number: int, rewards: Tensor) -> Tensor:
-        """``(M, G) -> (M,)`` bool: the groups of the batch that the sampler keeps.
-
-        Raises:
-            SelectionFailed: the sampler raises an exception, or does not tell.
-        """
-        with _failing(self.sampler, number):
-            kept = self.sampler.keeps(rewards)
-            if not isinstance(kept, Tensor) or kept.dtype != torch.bool or len(kept) != len(rewards):
-                raise ValueError(f"`keeps` must return one bool for each of {len(rewards)} groups.")
-        return kept
-
     def more(self, number: int, refill: int, refused: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
         """This rank's rows of other prompts in place of the refused groups of the batch.
 
@@ -432,7 +420,7 @@ class Resampling:
 
     TRL generates a batch, scores it with the policy, and then rewards it. Here a batch is rewarded as soon as it is
     generated, and its refused groups are generated again, prompt by prompt in the same places, so that TRL continues
-    with one batch as if it had been drawn at once; the rewards are handed to it when it asks (`take_rewards`). Groups
+    with one batch as if it had been drawn at once; the rewards are handed to it when it asks. Groups
     are whole on each rank, and every rank draws as many as the one that misses most: generation is collective.
 
     Groups that were rewarded and are not trained on are kept for the belief (`take_discarded`): otherwise it would see
@@ -452,12 +440,14 @@ class Resampling:
     score_unlogged: Callable[..., Tensor]
     weights: Tensor
     inputs: list[dict[str, Any]] = field(default_factory=list, init=False)
-    rewards: Tensor | None = field(default=None, init=False)
     # Row of the dataset, and rewards of its group, in the order in which they were discarded.
     _discarded: list[tuple[int, Tensor]] = field(default_factory=list, init=False)
 
-    def generated(self, prompts: list[Any], number: int, extra_logs: Mapping[str, list[Any]]) -> Generated:
+    def generated(
+        self, prompts: list[Any], number: int, extra_logs: Mapping[str, list[Any]]
+    ) -> tuple[Generated, Tensor]:
         """TRL's `_generate` of `prompts`; refused groups are replaced in its result, in `prompts` and in ``inputs``.
+        The second value is ``(N, F)``, the rewards of the batch.
 
         Args:
             prompts: this rank's, one per rollout.
@@ -501,8 +491,7 @@ class Resampling:
                 for column in extra_logs.values():
                     # A function may have logged fewer values than there are rollouts.
                     column[old_rows] = [None] * len(column[old_rows])
-        self.rewards = rewards
-        return tuple(result)
+        return tuple(result), rewards
 
     def _discard(self, rows: Tensor, rewards: Tensor, groups: Sequence[int]) -> None:
         """Keep the totals of some groups of ``(N, F)`` rewards of prompts in `rows`, ``(P,)``."""
@@ -529,13 +518,16 @@ class Resampling:
         )
 
     def _refused(self, rewards: Tensor, number: int) -> list[list[int]]:
-        """For each rank, the indices on that rank of the groups that the sampler refuses."""
-        totals = total_rewards(rewards, self.weights).cpu().view(-1, self.selection.num_generations)
-        kept = self.selection.kept(number, totals).view(self.selection.accelerator.num_processes, -1)
-        return [(~of_rank).nonzero().flatten().tolist() for of_rank in kept]
+        """For each rank, the indices on that rank of the groups that the sampler refuses.
 
-    def take_rewards(self) -> Tensor | None:
-        """``(N, F)`` rewards of the batch, once, if it has been rewarded already."""
-        rewards = self.rewards
-        self.rewards = None
-        return rewards
+        Raises:
+            SelectionFailed: the sampler raises an exception, or does not tell.
+        """
+        selection = self.selection
+        totals = total_rewards(rewards, self.weights).cpu().view(-1, selection.num_generations)
+        with _failing(selection.sampler, number):
+            kept = selection.sampler.keeps(totals)
+            if not isinstance(kept, Tensor) or kept.dtype != torch.bool or len(kept) != len(totals):
+                raise ValueError(f"`keeps` must return one bool for each of {len(totals)} groups.")
+        of_ranks = kept.view(selection.accelerator.num_processes, -1)
+        return [(~of_rank).nonzero().flatten().tolist() for of_rank in of_ranks]

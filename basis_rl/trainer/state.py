@@ -47,37 +47,15 @@ _BESIDE = {
 _COMPUTE = ("basis-rl", "torch", "transformers", "trl", "accelerate", "peft", "deepspeed", "vllm", "math-verify")
 
 
-def save_baseline(folder: str | Path, baseline: Baseline, step: int, dataset: str | None = None) -> None:
-    """Write the state, the index of the next generation batch and the dataset's identity into a checkpoint folder."""
+def save_baseline(folder: str | Path, baseline: Baseline, step: int) -> None:
+    """Write the state and the index of the next generation batch into a checkpoint folder."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    content = {"baseline": type(baseline).__name__, "step": step, "state": baseline.state_dict(), "dataset": dataset}
-    torch.save(content, Path(folder) / FILE_NAME)
+    torch.save({"step": step, "state": baseline.state_dict()}, Path(folder) / FILE_NAME)
 
 
-def load_baseline(folder: str | Path, baseline: Baseline, dataset: str | None = None) -> int:
-    """Restore the state from a checkpoint folder and return the index of the next generation batch.
-
-    Raises:
-        ValueError: the checkpoint has no state for a baseline that has one, or the state of another baseline, or it was
-            saved with other training prompts.
-    """
-    path = Path(folder) / FILE_NAME
-    if not path.is_file():
-        if not baseline.state_dict():
-            return 0
-        raise ValueError(f"'{folder}' has no {FILE_NAME}: it was not saved with this baseline. Start a new run.")
-    content = torch.load(path, weights_only=True)
-    if content["baseline"] != type(baseline).__name__:
-        raise ValueError(
-            f"'{folder}' was saved with the baseline {content['baseline']}, this run has {type(baseline).__name__}. "
-            "Resume with the same baseline, or start a new run from the checkpoint's model."
-        )
-    there = content["dataset"]
-    if dataset is not None and there is not None and dataset != there:
-        raise ValueError(
-            f"'{folder}' was saved while training on other prompts (their hash is {there}, this run's is {dataset}). "
-            "Resume with the same dataset, in the same order, or start a new run from the checkpoint's model."
-        )
+def load_baseline(folder: str | Path, baseline: Baseline) -> int:
+    """Restore the state from a checkpoint folder and return the index of the next generation batch."""
+    content = torch.load(Path(folder) / FILE_NAME, weights_only=True)
     baseline.load_state_dict(content["state"])
     return int(content["step"])
 
@@ -166,19 +144,13 @@ def resumed_step(state: Mapping[str, Any], *, ranks: int, generate_every: int) -
 
 def save_parts(folder: str | Path, rank: int, states: Mapping[str, Any]) -> None:
     """Write the states of this rank's parts into a checkpoint folder."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
     torch.save(dict(states), _parts_file(folder, rank))
 
 
 def load_parts(folder: str | Path, rank: int) -> dict[str, Any]:
-    """`save_parts`'s states; a rank that the saving run did not have takes the first one's.
-
-    Empty for a checkpoint of TRL's own trainer: the run then starts with a generation batch.
-    """
+    """`save_parts`'s states; a rank that the saving run did not have takes the first one's."""
     path = _parts_file(folder, rank)
     path = path if path.is_file() else _parts_file(folder, 0)
-    if not path.is_file():
-        return {}
     # torch cannot restore a tensor of the device "cpu:0", which is what accelerate calls a rank's CPU.
     return torch.load(path, weights_only=True, map_location="cpu")
 
@@ -313,10 +285,19 @@ def save_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def saved_settings(folder: str | Path | None) -> dict[str, Any]:
-    """`save_settings`'s; empty for no checkpoint, or one that has none."""
-    path = Path(folder) / SETTINGS if folder is not None else None
-    if path is None or not path.is_file():
+    """`save_settings`'s; empty for no checkpoint.
+
+    Raises:
+        ValueError: the checkpoint has none.
+    """
+    if folder is None:
         return {}
+    path = Path(folder) / SETTINGS
+    if not path.is_file():
+        raise ValueError(
+            f"'{folder}' has no {SETTINGS}: it was saved with save_only_model, or by another trainer. Start a new run "
+            "from its model."
+        )
     return json.loads(path.read_text())
 
 
@@ -355,27 +336,26 @@ def refuse_repeated_stream(folder: str | Path, dataset: Any) -> None:
 
 
 def compare_settings(folder: str | Path, now: Mapping[str, Any], allow: bool) -> list[str]:
-    """One line for each setting in which this run differs from a checkpoint; none if that has no settings.
+    """One line for each setting in which this run differs from a checkpoint.
 
     Raises:
         ValueError: one of them changes the order of the data or the meaning of the state, and `allow` is not set; or
-            columns that the rewards read have other values.
+            prompts are others, or columns that the rewards read have other values.
     """
     before = saved_settings(folder)
-    if not before:
-        return []
-    fixed = dict(before["fixed"])
+    there, here = (each["data"]["dataset"] for each in (before, now))
     read, beside = _other_columns(before["data"], now["data"])
-    if before["data"]["dataset"] != now["data"]["dataset"]:
-        # The prompts are others, which `load_baseline` refuses with a message of its own: do not list it here as well.
-        fixed[_PROMPTS] = now["fixed"][_PROMPTS]
-        read = beside = set()
-    if golds := sorted(read - {"prompt"}):
+    other = f"rows with other values in {golds}" if (golds := sorted(read - {"prompt"})) else ""
+    if there != here and None not in (there, here):
+        other = "other prompts"
+    if other:
         raise ValueError(
-            f"'{folder}' was saved while training on rows with other values in {golds}, by which they are rewarded. "
-            "Resume with the same dataset, or start a new run from the checkpoint's model."
+            f"'{folder}' was saved while training on {other}. Resume with the same dataset, in the same order, or "
+            "start a new run from the checkpoint's model."
         )
-    refused = differences(fixed, now["fixed"]) + [f"column {name} of the dataset: other values" for name in read]
+    refused = differences(before["fixed"], now["fixed"]) + [
+        f"column {name} of the dataset: other values" for name in read
+    ]
     # Another version of TRL or transformers may have other settings, so compare what both have.
     known = before["free"].keys() & now["free"].keys()
     changed = differences(*({key: each["free"][key] for key in known} for each in (before, now)))

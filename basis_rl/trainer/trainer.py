@@ -7,7 +7,7 @@ A step, in the order in which TRL calls the methods that stand here in the same 
   ended comes from a stream (`_streamed_rows`), in place of these two and of the rewards;
 - score: `_calculate_rewards`; the scoring pass keeps what else the baseline asks for (`SIGNALS`);
 - estimate: `_advantages` gathers one `RolloutBatch` over all ranks and asks the baseline;
-- loss: `_compute_loss` of each micro-batch, with our own objective or KL term beside TRL's (`PolicyLoss`);
+- loss: `compute_loss` of each micro-batch, with our own objective or KL term beside TRL's (`PolicyLoss`);
 - update: `_get_grad_norm` skips steps without finite gradients;
 - learn: `_learn`, once the policy has used up a generation batch, updates the baseline, the critic and the belief.
 """
@@ -33,7 +33,6 @@ from huggingface_hub import CommitInfo
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
@@ -72,7 +71,7 @@ from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout, reads_boxes
 from basis_rl.trainer.gather import gather_batch, gather_rows, local_rows, prompt_ids_of
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
 from basis_rl.trainer.grading import Grader
-from basis_rl.trainer.logs import StepMeans, distinct, of_kind, per_rollout, rollout_rows, set_aside, without_infinities
+from basis_rl.trainer.logs import StepMeans, distinct, of_kind, per_rollout, rollout_rows, without_infinities
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, depending_on_micro_batches, token_means
 from basis_rl.trainer.micro_batches import by_tokens, check_token_budget, parts_of, rows_within
 from basis_rl.trainer.model_check import (
@@ -105,7 +104,7 @@ from basis_rl.trainer.plan import (
 )
 from basis_rl.trainer.publish import Origin, Publisher, run_info
 from basis_rl.trainer.random_numbers import OwnNumbers, random_numbers_kept
-from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, greedy_rewards, total_rewards
+from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, total_rewards
 from basis_rl.trainer.scoring_check import Precision, agreed, check_positions, packing_lines, rows_together, settled
 from basis_rl.trainer.selection import Coverage, EpochIndices, Resampling, Selection, rows_of_rank
 from basis_rl.trainer.step_time import StepTimer, padding_metrics
@@ -147,7 +146,6 @@ class BasisTrainer(GRPOTrainer):
     """
 
     _tag_names = ("trl", "basis-rl")
-    _name = "BASIS"
     reads: frozenset[str] | None = frozenset()
     draws_problems = False
     # TRL sets these; mypy does not see it.
@@ -238,6 +236,10 @@ class BasisTrainer(GRPOTrainer):
         self.was_finished = False
         self._generation_batch = 0
         self._pending = run_state.PendingBatches()
+        # The checkpoint that the run began with.
+        self._resumed: str | None = None
+        # transformers would delete a checkpoint before the next one is complete, or the last one and keep the best.
+        self._checkpoints_kept = args.save_total_limit
         # Micro-batches, generation batches, rollouts in use and usage after the last whole optimizer step.
         self._last_step: tuple[int, int, Any, tuple[int, int]] = (0, 0, None, (0, 0))
         self.stop_on_signal = StopOnSignal(accelerator)
@@ -281,16 +283,16 @@ class BasisTrainer(GRPOTrainer):
         self.turns = Turns(
             self.accelerator,
             self._tokenizer,
-            self.tools or [],
             args.max_completion_length,
             self._room,
             has_log_probs=args.use_vllm,
         )
         if args.use_vllm:
             self.vllm_generation.steps_taken = lambda: self.state.global_step
-        # Of the generation batch at hand, what a stream has brought: this rank's rollouts, and rewards of all ranks.
+        # This rank's rollouts of the generation batch at hand, where a stream has brought them.
         self._served: list[StreamedRollout] | None = None
-        self._served_rewards: Tensor | None = None
+        # ``(N, F)`` of all ranks, where the batch at hand was scored when it was drawn.
+        self._known_rewards: Tensor | None = None
         # Of this rank's rollouts, by function; empty for a batch that was resampled, whose turns have only their sums.
         self._turn_rewards: list[list[list[float]]] = []
 
@@ -310,7 +312,6 @@ class BasisTrainer(GRPOTrainer):
         self._eval_name = ""
         self.timer = StepTimer(accelerator, self.model.config, "bfloat16" if args.bf16 else str(self.model.dtype))
         self.packing = enable_packing(self.model, args, has_dropout(self.model))
-        check_token_budget(args, self.objective, self.packing)
         wanted = self.baseline.requires
         self._recorders: dict[str, scoring.ScoringPass] = {}
         if "energies" in wanted:
@@ -503,7 +504,8 @@ class BasisTrainer(GRPOTrainer):
                     recordings.enter_context(attributes(self.args, gradient_accumulation_steps=self._generate_every))
             if training and self._streamed is not None:
                 # The conversations had environments of their own.
-                recordings.enter_context(attributes(self, environment_factories=None))
+                given = {"environment_factories": None, "rollout_func": self._handed_over}
+                recordings.enter_context(attributes(self, **given))
             # Environments, tools and rewards are called in there.
             recordings.enter_context(self._numbers.lent())
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -564,7 +566,8 @@ class BasisTrainer(GRPOTrainer):
                 self._last_loaded_step = step
             ahead = streamed.pace.batches
             streamed.fill(min(last, number + ahead), number)
-            draw, rollouts, self._served_rewards = streamed.take(number, step, offset)
+            draw, rollouts, rewards = streamed.take(number, step, offset)
+            self._known_rewards = rewards.to(self.accelerator.device)
             streamed.fill(min(last, number + 1 + ahead))
         if streamed.stream is not None:
             self._log_all(streamed.stream.metrics(step, number))
@@ -591,12 +594,14 @@ class BasisTrainer(GRPOTrainer):
         self._begun = [list(each) for each in prompts] if self.environment_factories is not None else []
         with self.timer.measure("generation"), reading_calls():
             if self._resampling is not None and self.model.training:
-                return self._resampling.generated(prompts, self._generation_batch, self._pending_extra_logs)
+                given = (prompts, self._generation_batch, self._pending_extra_logs)
+                result, self._known_rewards = self._resampling.generated(*given)
+                return result
             return self._generate_counted(prompts)
 
     def _generate_counted(self, prompts: list[Any]) -> Any:
         result = super()._generate(prompts)
-        if self._served is not None and self.model.training:
+        if self._served is not None:
             # As they were graded.
             result = (*result[:3], [each.completion for each in self._served], *result[4:])
             self._served = None
@@ -606,14 +611,13 @@ class BasisTrainer(GRPOTrainer):
             self.spending.draw(count, round(self._metrics["train"]["completions/mean_length"][-1] * count))
         return result
 
-    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
-        if self._served is not None and self.model.training:
-            return [each.prompt_ids for each in self._served], None, {}
-        return super()._tokenize_prompts(prompts)
+    def _handed_over(self, *given: Any) -> dict[str, list[Any]]:
+        """The rollouts that a stream has brought, as TRL takes them from a `rollout_func`."""
+        assert self._served is not None
+        fields = {"prompt_ids": "prompt_ids", "completion_ids": "completion_ids", "logprobs": "log_probs"}
+        return {key: [getattr(each, name) for each in self._served] for key, name in fields.items()}
 
     def _generate_single_turn(self, prompt_ids: Any, images: Any, fields: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._served is not None and self.model.training:
-            return [each.completion_ids for each in self._served], [each.log_probs for each in self._served]
         if self.turns.running:
             count_turn(self.environments)
         # Turns after the first one run in step with all ranks. With images there is one rank (`check_tools`).
@@ -642,7 +646,7 @@ class BasisTrainer(GRPOTrainer):
         return completion_ids, log_probs
 
     def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *args: Any) -> tuple[Any, ...]:
-        if (served := self._served) is not None and self.model.training:
+        if (served := self._served) is not None:
             masks = [each.tool_mask for each in served]
             given = ([each.completion for each in served], [each.completion_ids for each in served])
             counts = (sum(each.calls for each in served), sum(each.failed_calls for each in served))
@@ -678,16 +682,10 @@ class BasisTrainer(GRPOTrainer):
         Returns:
             The rollouts, their token ids, and how many tokens are the model's own.
         """
-        prompt_ids, images, fields = self._tokenize_prompts(prompts)
-        completion_ids, _ = self._generate_single_turn(prompt_ids, images, fields, 1)
-        if not self.tools:
-            rollouts = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
-            if not isinstance(prompts[0], str):
-                rollouts = [[{"role": "assistant", "content": text}] for text in rollouts]
-            return rollouts, completion_ids, sum(map(len, completion_ids))
-        first = self.turns.first(prompt_ids, completion_ids)
-        mask, rollouts, ids, *_ = self._tool_call_loop(prompts, prompt_ids, completion_ids, first, None, None, {})
-        return rollouts, ids, sum(map(sum, mask))
+        apart = attributes(self, _metrics=copy.deepcopy(self._metrics), num_generations=1)
+        with reading_calls(), apart, attributes(self.state, num_input_tokens_seen=0):
+            _, ids, mask, rollouts, *_ = super()._generate(prompts)
+        return rollouts, ids, sum(map(len, ids)) if mask is None else sum(map(sum, mask))
 
     # Score.
 
@@ -707,10 +705,10 @@ class BasisTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
         if self.tools:
             self._log_all(self.turns.take_metrics(completions))
-        # A batch that was resampled has its rewards already.
-        known = self._known_rewards() if self.model.training else None
-        rewards = self._scores(inputs, prompts, completions, *args) if known is None else known
-        if known is None and self.model.training:
+        rewards = self._known_rewards
+        self._known_rewards = None
+        if rewards is None:
+            rewards = self._scores(inputs, prompts, completions, *args)
             self._turn_rewards = self._guard.turn_rewards(len(prompts))
         self._rewards_per_func = rewards
         for row, prompt in zip(inputs, self._begun, strict=False):
@@ -722,14 +720,6 @@ class BasisTrainer(GRPOTrainer):
             values[:] = [*values, *[None] * len(prompts)][: len(prompts)]
         self._drawn = list(map(Rollout, prompts, completions, *args))
         return rewards
-
-    def _known_rewards(self) -> Tensor | None:
-        """``(N, F)`` of a batch that was scored when it was drawn."""
-        if self._resampling is not None:
-            return self._resampling.take_rewards()
-        known = self._served_rewards
-        self._served_rewards = None
-        return None if known is None else known.to(self.accelerator.device)
 
     def _scores(self, inputs: Any, prompts: Any, completions: Any, token_ids: list[list[int]]) -> Tensor:
         """``(N, F)`` of all ranks' rollouts. Raises RewardFailed on every rank if a function fails on one."""
@@ -838,15 +828,27 @@ class BasisTrainer(GRPOTrainer):
         return self.args.beta * penalty
 
     def _greedy_rewards(self, inputs: list[dict[str, Any]]) -> Tensor:
-        def generate(prompts: list[Any]) -> Any:
-            with self._greedy():
-                return self._generate_unlogged(prompts)
+        """``(N,)`` reward of the greedy rollout of each row's prompt, the same on every rank.
 
-        given = (generate, self._scores_unlogged, self.reward_weights)
+        Each rank generates for the distinct prompts among its own rows. Generation is collective (ZeRO-3, the vLLM
+        server), so all ranks ask for the same number: a rank with fewer repeats its last one.
+        """
+        device = self.accelerator.device
+        names = self._ids(inputs)
+        rows = [names.index(name) for name in dict.fromkeys(names)]
+        counts = self.accelerator.gather(torch.tensor([len(rows)], device=device))
+        rows += [rows[-1]] * (int(counts.max()) - len(rows))
+        asked = [dict(inputs[row]) for row in rows]
+        prompts = [row["prompt"] for row in asked]
         with self._numbers.lent():
-            rewards, generated = greedy_rewards(self.accelerator, inputs, self._ids(inputs), *given)
-        self.spending.draw(*generated)
-        return rewards
+            with self._greedy():
+                rollouts, token_ids, tokens = self._generate_unlogged(prompts)
+            scores = self._scores_unlogged(asked, prompts, rollouts, token_ids)
+        generated = self.accelerator.reduce(torch.tensor([len(rows), tokens], device=device), reduction="sum")
+        self.spending.draw(*generated.tolist())
+        rewards = total_rewards(scores, self.reward_weights).tolist()
+        by_name = dict(zip(gather_object([names[row] for row in rows]), rewards, strict=True))
+        return torch.tensor([by_name[name] for name in gather_object(names)], dtype=torch.float32)
 
     # Estimate.
 
@@ -943,7 +945,7 @@ class BasisTrainer(GRPOTrainer):
 
     # Loss and update.
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         alone = self.policy_loss.is_trl_alone
         metrics = self._metrics["train" if self.model.training else "eval"]
         tokens = int(action_mask(inputs).sum())
@@ -963,7 +965,7 @@ class BasisTrainer(GRPOTrainer):
         return loss * 0.0 if learned and learned.policy_waits(self._generation_batch - 1) else loss
 
     def _trl_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        loss: Tensor = super()._compute_loss(model, inputs)
+        loss: Tensor = super().compute_loss(model, inputs)
         return loss * self.policy_loss.row_weight(inputs)
 
     def _own_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
@@ -1116,11 +1118,11 @@ class BasisTrainer(GRPOTrainer):
                 # In threads of their own, at any time.
                 stack.enter_context(reading_calls())
             stack.enter_context(self.stop_on_signal.listening())
-            found = on_main_process(lambda: self._start(resume_from_checkpoint))
-            self.spending = Spending()
-            self.was_finished = False
+            self._resumed = on_main_process(lambda: self._start(resume_from_checkpoint))
+            stack.enter_context(attributes(self.args, save_total_limit=None))
             try:
-                result = super().train(resume_from_checkpoint=found, **kwargs)
+                result = super().train(resume_from_checkpoint=self._resumed, **kwargs)
+                self.publisher.finish()
             # Raised on every rank.
             except errors.StopAsked as error:
                 # The signal came while a server was waited for.
@@ -1163,8 +1165,6 @@ class BasisTrainer(GRPOTrainer):
         for line in self.changed_settings(found):
             print(f"Resumed with another setting: {line}.", flush=True)
         if found is not None:
-            # Another baseline, or other prompts, are refused before anything is moved.
-            run_state.load_baseline(found, self.baseline, self.dataset_identity)
             run_state.refuse_repeated_stream(found, self.train_dataset)
         moved = checkpoint.make_room(output_dir, found)
         if moved is not None:
@@ -1182,11 +1182,11 @@ class BasisTrainer(GRPOTrainer):
         if folder is None:
             return []
         before = run_state.saved_settings(folder)
-        if before and before["day"] != template_day():
+        if before["day"] != template_day():
             use_day(before["day"])
             self._settings = run_state.settings_of(self, self._base, self._tokenizer)
         lines = run_state.compare_settings(folder, self._settings, self.args.allow_changed_settings)
-        if before and not self._base["role"]:
+        if not self._base["role"]:
             # Nothing needs the base model any more, so the run keeps naming the one that it began with.
             self._settings["base"] = before["base"]
             self.origin.first = {key: before["base"][key] for key in self.origin.base}
@@ -1241,16 +1241,8 @@ class BasisTrainer(GRPOTrainer):
         self._eval_scores = scoring.EvalScores()
         self._eval_name = metric_key_prefix.removeprefix("eval").removeprefix("_")
         logs = {name: of_kind(rows, self.args.generation_batch_size) for name, rows in self._logs.items()}
-        table = Path(str(self.args.output_dir)) / "completions" / f"completions_{self.state.global_step:05d}.parquet"
-        # For several sets, transformers calls this method again for each.
-        several = isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict)
-        mine = table if self.accelerator.is_main_process and self.log_completions and not several else None
-        with (
-            random_numbers_kept(self.accelerator.device),
-            # Rollouts of an evaluation would push those of training out of TRL's log.
-            attributes(self, _logs=logs),
-            set_aside(mine, f"{metric_key_prefix}_{table.name}"),
-        ):
+        # Rollouts of an evaluation would push those of training out of TRL's log, and out of its table on disk.
+        with random_numbers_kept(self.accelerator.device), attributes(self, _logs=logs, log_completions=False):
             metrics: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         return metrics
 
@@ -1290,7 +1282,8 @@ class BasisTrainer(GRPOTrainer):
         }
         return {name: part for name, part in parts.items() if part is not None}
 
-    def _save_parts(self, folder: str) -> None:
+    def _save_parts(self, folder: Path) -> None:
+        """What each rank needs to resume beside transformers' files; collective."""
         every = self._generate_every
         states = {name: part.state_dict() for name, part in self._parts().items()}
         states["place"] = {
@@ -1302,20 +1295,44 @@ class BasisTrainer(GRPOTrainer):
             "metrics": {mode: dict(values) for mode, values in self._metrics.items()},
         }
         run_state.save_parts(folder, self.accelerator.process_index, states)
+        if self.args.should_save:
+            run_state.save_settings(folder, self._settings)
+            if self.args.sync_ref_model:
+                run_state.save_reference(folder, self.accelerator.unwrap_model(self.ref_model))
+        if self._critic is not None:
+            self._critic.save(folder)
 
-    def _restore_parts(self, folder: str) -> None:
+    def _begin(self) -> None:
+        """What training begins with, once TRL and transformers have theirs from the checkpoint."""
+        self.spending = Spending()
+        self.was_finished = False
+        if self._resumed is not None:
+            self._restore(self._resumed)
+        if self._asks_model:
+            self._settle_packing(self.model_wrapped)
+        if self.is_world_process_zero():
+            self._kept_rollouts.begin(self.state.global_step)
+
+    def _restore(self, folder: str) -> None:
         """Restore `_save_parts`'s result; a part that the saving run did not have stays as it was built."""
+        self._generation_batch = run_state.load_baseline(folder, self.baseline)
         states = run_state.load_parts(folder, self.accelerator.process_index)
-        if "place" in states:
-            place = states["place"]
-            ranks = self.accelerator.num_processes
-            self._step = run_state.resumed_step(place, ranks=ranks, generate_every=self._generate_every)
-            self._buffered_inputs = send_to_device(place["rollouts"], self.accelerator.device)
-            for mode, values in place["metrics"].items():
-                self._metrics[mode].update(values)
+        place = states["place"]
+        ranks = self.accelerator.num_processes
+        self._step = run_state.resumed_step(place, ranks=ranks, generate_every=self._generate_every)
+        self._buffered_inputs = send_to_device(place["rollouts"], self.accelerator.device)
+        for mode, values in place["metrics"].items():
+            self._metrics[mode].update(values)
         for name, part in self._parts().items():
             if name in states:
                 part.load_state_dict(states[name])
+        if self.args.sync_ref_model:
+            run_state.load_reference(folder, self.accelerator.unwrap_model(self.ref_model))
+        if self._critic is not None:
+            self._critic.load(folder)
+        self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
+        self.state.log_history = whole_log(Path(folder), self.state.log_history)
+        self.was_finished = self.state.global_step >= self.state.max_steps
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         folder = Path(output_dir or str(self.args.output_dir))
@@ -1325,21 +1342,15 @@ class BasisTrainer(GRPOTrainer):
         with naming_a_full_disk(folder):
             if marks:
                 checkpoint.begin(folder)
-            super().save_model(output_dir, _internal_call=_internal_call)
+            # The arguments are saved, and pushed, with the model. As a call of the user it would push already.
+            with attributes(self, args=without_secrets(self.args)):
+                super().save_model(str(folder), _internal_call=True)
             if _internal_call and self.args.should_save:
-                run_state.save_baseline(folder, self.baseline, self._generation_batch, self.dataset_identity)
+                run_state.save_baseline(folder, self.baseline, self._generation_batch)
             if marks:
                 checkpoint.mark_whole(folder)
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        super()._save_rng_state(output_dir)
-        self._save_parts(output_dir)
-        if self.args.should_save:
-            run_state.save_settings(Path(output_dir), self._settings)
-            if self.args.sync_ref_model:
-                run_state.save_reference(output_dir, self.accelerator.unwrap_model(self.ref_model))
-        if self._critic is not None:
-            self._critic.save(output_dir)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         sizes = [
@@ -1359,11 +1370,10 @@ class BasisTrainer(GRPOTrainer):
             checkpoint.begin(folder)
         # No rank may write before the mark says that the checkpoint is incomplete.
         self.accelerator.wait_for_everyone()
-        limit = self.args.save_total_limit
-        newest = newest_rows(self.state.log_history)
-        # Older checkpoints are deleted when this one is complete, not before.
-        with attributes(self.args, save_total_limit=None), attributes(self.state, log_history=newest):
+        with attributes(self.state, log_history=newest_rows(self.state.log_history)):
             super()._save_checkpoint(model, trial)
+        if not self.args.save_only_model:
+            self._save_parts(folder)
         # All ranks must have written before their files are counted.
         self.accelerator.wait_for_everyone()
         written = {name for names in gathered(checkpoint.names_in(folder)) for name in names}
@@ -1373,34 +1383,15 @@ class BasisTrainer(GRPOTrainer):
         on_main_process(lambda: checkpoint.finish(folder, written))
         if self.args.should_save:
             best = self.state.best_model_checkpoint
-            checkpoint.rotate(folder.parent, limit, [*([best] if best else []), *self.publisher.hub.in_use()])
+            in_use = [*([best] if best else []), *self.publisher.hub.in_use()]
+            checkpoint.rotate(folder.parent, self._checkpoints_kept, in_use)
         if self.args.push_to_hub and self.is_world_process_zero():
             last = self.stop_on_signal.stopped or self.state.global_step >= self.state.max_steps
             if self.publisher.is_due(last):
                 self.callback_handler.on_push_begin(self.args, self.state, self.control)
                 self.publisher.push_checkpoint(folder, self.state.global_step)
 
-    def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint_folder)
-        if checkpoint_folder is not None:
-            self._generation_batch = run_state.load_baseline(checkpoint_folder, self.baseline, self.dataset_identity)
-            self._restore_parts(checkpoint_folder)
-            if self.args.sync_ref_model:
-                run_state.load_reference(checkpoint_folder, self.accelerator.unwrap_model(self.ref_model))
-            if self._critic is not None:
-                self._critic.load(checkpoint_folder)
-            self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
-            self.state.log_history = whole_log(Path(checkpoint_folder), self.state.log_history)
-            self.was_finished = self.state.global_step >= self.state.max_steps
-
     # The Hub.
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
-        if self.args.should_save:
-            # This file is pushed with the model.
-            folder = Path(output_dir or str(self.args.output_dir))
-            torch.save(without_secrets(self.args), folder / TRAINING_ARGS_NAME)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """No-op: `Publisher` already created the repository."""
@@ -1409,13 +1400,6 @@ class BasisTrainer(GRPOTrainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """No-op: within transformers' saving the checkpoint is not complete yet. `_write_checkpoint` pushes it."""
-
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        # transformers deletes checkpoints in there, so their pushes must have ended.
-        self.publisher.finish()
-        # With a limit it may delete the last checkpoint and keep the best: a resume would train those steps again.
-        with attributes(self.args, save_total_limit=None):
-            return super()._finalize_training(*args, **kwargs)
 
     def push_to_hub(
         self,
@@ -1448,9 +1432,6 @@ class BasisTrainer(GRPOTrainer):
         if not self.is_world_process_zero():
             return None
         return pushed.result() if blocking else pushed
-
-    def _finish_current_push(self) -> None:
-        self.publisher.finish()
 
     def end(self) -> None:
         """As in transformers, after the pushes that are still running."""
@@ -1533,16 +1514,13 @@ def _vllm(args: BasisConfig) -> AbstractContextManager[None]:
 
 
 class _UpdateBaseline(TrainerCallback):
-    """Calls `Baseline.update` after the optimizer step that ends a generation batch, before a checkpoint is saved."""
+    """Restores a checkpoint, and has the baseline learn after the step that ends a generation batch, before a save."""
 
     def __init__(self, trainer: BasisTrainer) -> None:
         self.trainer = trainer
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *others: Any, **kwargs: Any) -> None:
-        if self.trainer._asks_model:
-            self.trainer._settle_packing(self.trainer.model_wrapped)
-        if state.is_world_process_zero:
-            self.trainer._kept_rollouts.begin(state.global_step)
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.trainer._begin()
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         self.trainer.timer.begin()

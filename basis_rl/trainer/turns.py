@@ -35,7 +35,6 @@ class Turns:
     Args:
         accelerator: gathers.
         tokenizer: of the policy.
-        tools: as functions.
         max_completion_length: tokens of a rollout, over all turns.
         room: ``room(longest, most)``, a context within which no more than `most` tokens are generated; by a server, no
             more than `longest` with the prompt.
@@ -44,7 +43,6 @@ class Turns:
 
     accelerator: Accelerator
     tokenizer: Any
-    tools: Sequence[Any]
     max_completion_length: int
     room: Callable[[int, int], AbstractContextManager[Any]]
     has_log_probs: bool
@@ -58,11 +56,6 @@ class Turns:
     def running(self) -> bool:
         """Whether the loop over turns is on."""
         return self._longest is not None
-
-    def first(self, prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> list[list[dict[str, Any]]]:
-        """The messages of first turns, a list for each rollout."""
-        pairs = zip(prompt_ids, completion_ids, strict=True)
-        return [[read_turn(self.tokenizer, ids, prefix, self.tools)] for prefix, ids in pairs]
 
     def loop(
         self, trl_loop: Callable[..., tuple[Any, ...]], generate: Generate, prompts: Any, prompt_ids: list[list[int]],

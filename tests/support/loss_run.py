@@ -38,12 +38,14 @@ class FakeRun(BasisTrainer):
         self.accelerator = SimpleNamespace(
             num_processes=1,
             sync_gradients=True,
+            is_main_process=False,
             reduce=lambda x, reduction: x,
             gather=lambda x: x,
             gather_for_metrics=lambda x: x,
             pad_across_processes=lambda x, **kwargs: x,
         )
         self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self.state = SimpleNamespace(global_step=0)
         self.baseline = None
         self._scored = None
         self._in_loss = None
@@ -72,7 +74,7 @@ class FakeRun(BasisTrainer):
 
     def loss(self, inputs):
         """The policy's loss, and its gradients by log-probabilities and entropies."""
-        return self.with_gradients(self._compute_loss(self.model, inputs))
+        return self.with_gradients(self.compute_loss(self.model, inputs))
 
     def with_gradients(self, loss):
         found = torch.autograd.grad(loss, [self.log_probs, self.entropy], retain_graph=True, allow_unused=True)

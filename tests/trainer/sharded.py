@@ -134,9 +134,9 @@ def packed(output: Path, model: Path, name: str) -> None:
         given = {"max_steps": 3, "packing": packing, "optim": "sgd", "learning_rate": 0.1, **shape, **own, **settings}
         trained = tiny_trainer(output / packing, baseline, Ragged, **given)
         empty = []
-        loss = trained._compute_loss
-        trained._compute_loss = lambda model, rows, loss=loss, empty=empty: (
-            empty.append(not rows["completion_mask"].any()) or loss(model, rows)
+        loss = trained.compute_loss
+        trained.compute_loss = lambda model, rows, loss=loss, empty=empty, **kwargs: (
+            empty.append(not rows["completion_mask"].any()) or loss(model, rows, **kwargs)
         )
         trained.train()
         rank, method = trained.accelerator.process_index, str(trained.packing)

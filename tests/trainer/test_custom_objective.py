@@ -41,7 +41,7 @@ def recipe(folder, model, **changes):
 class PlainLoop(BasisTrainer):
     """The example's formula, rollout by rollout and token by token, with a forward pass of its own."""
 
-    def _compute_loss(self, model, inputs):
+    def compute_loss(self, model, inputs, **kwargs):
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         scores = model(input_ids=ids, attention_mask=attention).logits[:, :-1].log_softmax(-1)

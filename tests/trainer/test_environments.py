@@ -103,15 +103,6 @@ class Failing:
         return self.missing
 
 
-class Narrow:
-    def reset(self, task): ...
-
-
-class Numbers:
-    def reset(self, **row):
-        return 3
-
-
 class Undescribed:
     def reset(self, **row): ...
 
@@ -135,8 +126,6 @@ BROKEN = {
     NoReset: "'NoReset.reset' with the columns seed: AttributeError: .* has no attribute 'reset'",
     Unmade: r"'Unmade' cannot be made: ConnectionError: nobody at port 1 \(test_environments.py, line \d+\)",
     Failing: r"'Failing.reset' .*: AttributeError: .*'missing' \(test_environments.py, line \d+\)",
-    Narrow: "'Narrow.reset' with the columns seed: TypeError: .* unexpected keyword argument 'seed'",
-    Numbers: "'Numbers.reset' .*: TypeError: can only concatenate str",
     Undescribed: "a model cannot be told how to call the tools of 'Undescribed'",
     Wordy: "'Wordy.get_reward': WrongScores: returned 'much'",
     Unpaid: "nothing gives a reward. Give it a method `get_reward`, or set reward_funcs",
@@ -154,7 +143,7 @@ def test_of_several_environments_all_mistakes_are_told_and_rows_name_them(tmp_pa
     plan = planned(tmp_path, {"a": Hidden, "b": partial(Hidden, 2), "c": Unmade}, rows)
     assert [each.rewards for each in plan.episodes] == [{"Hidden": 2.0}, {"Hidden": 0.0}]
     with pytest.raises(ValueError, match="2 things are wrong") as raised:
-        planned(tmp_path, {"a": Failing, "b": Numbers}, rows)
+        planned(tmp_path, {"a": Failing, "b": Unmade}, rows)
     assert len(raised.value.mistakes) == 2
     with pytest.raises(ValueError, match="of a; not 'b'"):
         planned(tmp_path, {"a": Hidden}, rows)

@@ -17,7 +17,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import Accelerator
-from transformers import TrainerControl, TrainerState
 
 from basis_rl.run import checkpoint
 from basis_rl.run.errors import NonFiniteGradients, StopAsked, WeightsLost
@@ -166,16 +165,6 @@ def test_a_wait_is_interrupted_and_nothing_else(monkeypatch):
     elsewhere.start()
     elsewhere.join()
     assert not stopping._interrupts
-
-
-@pytest.mark.parametrize("others", [0, signal.SIGTERM])
-def test_a_rank_stops_when_another_one_was_asked(others, tmp_path):
-    accelerator = SimpleNamespace(
-        is_main_process=False, device=torch.device("cpu"), gather=lambda asked: torch.tensor([*asked, others])
-    )
-    stopping, control = StopOnSignal(accelerator), TrainerControl()
-    stopping.on_step_end(SimpleNamespace(output_dir=tmp_path, save_strategy="steps"), TrainerState(), control)
-    assert stopping.stopped == control.should_training_stop == control.should_save == bool(others)
 
 
 @pytest.mark.parametrize(

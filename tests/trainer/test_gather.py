@@ -10,18 +10,10 @@ from accelerate import Accelerator
 from basis_rl import types
 from basis_rl.trainer import BasisTrainer, trainer
 from basis_rl.trainer.gather import gather_batch, local_rows
-from basis_rl.trainer.rewarding import total_rewards
 from tests.support.ranks import Ranks
 
 IDS = [f"id {i // 2}" for i in range(4)]
 MASK = torch.tensor([[1, 1, 1], [1, 0, 1], [1, 0, 0], [0, 0, 0]])
-
-
-def test_rewards_are_weighed_and_missing_only_where_no_function_has_one():
-    nan = math.nan
-    found = total_rewards(torch.tensor([[1.0, 2.0], [nan, 2.0], [1.0, nan], [nan, nan]]), torch.tensor([0.5, 3.0]))
-    assert found[:3].tolist() == [6.5, 6.0, 0.5]
-    assert found[3].isnan()
 
 
 def test_every_signal_has_a_shape_and_somebody_who_computes_it():

@@ -112,26 +112,6 @@ def test_a_target_adds_no_pass_over_the_rollouts(tmp_path, tiny_path):
     assert trainer.state.log_history[-2]["baseline/learnt_from"] > 0
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3])
-def test_a_resumed_run_learns_from_the_same_energies(steps, tmp_path, tiny_path):
-    """Also from a checkpoint in the middle of a generation batch."""
-    shape = {"model": tiny_path, "num_generations": 1, "max_steps": 6, "steps_per_generation": 2}
-    given = {"save_strategy": "steps", "save_steps": steps, **shape}
-
-    def trainer(folder, **more):
-        baseline = build_baseline("basis_history", target="optimal_token")
-        return tiny_trainer(tmp_path / folder, baseline, **{**given, **more})
-
-    whole = trainer("whole")
-    whole.train()
-    stopped = trainer("parts", max_steps=steps)
-    stopped.train()
-    again = trainer("parts")
-    again.train(resume_from_checkpoint=True)
-    assert whole.baseline.optimal.moments[0, 0, 0] > 0
-    assert torch.equal(again.baseline.optimal.moments, whole.baseline.optimal.moments)
-
-
 def test_a_policy_without_gradients_below_its_head_is_named_once(tmp_path, tiny_path, caplog):
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer)

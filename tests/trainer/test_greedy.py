@@ -8,7 +8,7 @@ from transformers import GenerationConfig
 
 from basis_rl.engine import Sampling, prompt_tokens, sample
 from basis_rl.run.usage import Spending
-from basis_rl.trainer import BasisTrainer, rewarding
+from basis_rl.trainer import BasisTrainer, trainer
 from basis_rl.trainer.random_numbers import OwnNumbers
 from tests.support.ranks import Ranks
 from tests.support.tiny import Keeps, tiny_tokenizer, tiny_trainer
@@ -87,7 +87,7 @@ class FakeRun(BasisTrainer):
 @pytest.mark.parametrize("use_vllm", [False, True])
 def test_ranks_ask_for_as_many_and_every_row_gets_its_prompts_reward(use_vllm, monkeypatch):
     ranks = Ranks(2)
-    monkeypatch.setattr(rewarding, "gather_object", ranks.gather_object)
+    monkeypatch.setattr(trainer, "gather_object", ranks.gather_object)
     prompts = [["3", "3", "4", "4", "5", "5"], ["4", "4", "4", "4", "6", "6"]]
 
     def work(rank):

@@ -100,17 +100,3 @@ def test_a_policy_without_a_list_of_layers_is_refused():
     model.model.layers = torch.nn.Sequential(*model.model.layers)
     with pytest.raises(ValueError, match="LlamaForCausalLM has no list of layers"):
         PooledStates(model)
-
-
-def test_a_resumed_run_goes_on_as_one_that_was_not_interrupted(tmp_path, deep):
-    def rewards(run):
-        found = run.state.log_history
-        return [(row["baseline/mean"], row["baseline/remembered"]) for row in found if "baseline/mean" in row]
-
-    whole = trained(tmp_path / "a", deep, max_steps=4, save_strategy="steps", save_steps=2)
-    settings = {"max_completion_length": 14, "max_steps": 4}
-    again = tiny_trainer(tmp_path / "b", "poise", model=deep, **settings)
-    again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
-    assert len(whole.baseline.seen) > 0
-    assert torch.equal(again.baseline.seen, whole.baseline.seen)
-    assert rewards(again)[-2:] == rewards(whole)[-2:]

@@ -243,9 +243,9 @@ def test_own_objective_in_training_is_trls_of_the_same_formula(tmp_path, tiny_pa
     seen = []
 
     class AsTrl(BasisTrainer):
-        def _compute_loss(self, model, inputs):
+        def compute_loss(self, model, inputs, **kwargs):
             parameters = list(model.parameters())
-            loss = super()._compute_loss(model, inputs)
+            loss = super().compute_loss(model, inputs, **kwargs)
             with attributes(self, loss_type="dapo"):
                 expected = GRPOTrainer._compute_loss(self, model, inputs)
             gradients = [torch.autograd.grad(each, parameters, retain_graph=True) for each in (loss, expected)]
@@ -264,12 +264,12 @@ def test_own_objective_in_training_is_trls_of_the_same_formula(tmp_path, tiny_pa
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_kl_loss_of_a_lora_policy_is_against_the_model_without_its_adapter(estimator, tmp_path, tiny_path):
     class ByHand(BasisTrainer):
-        def _compute_loss(self, model, inputs):
+        def compute_loss(self, model, inputs, **kwargs):
             difference = log_probs_of(self, inputs, reference=True) - log_probs_of(self, inputs, reference=False)
             mask = inputs["completion_mask"].bool()
             per_token = 0.5 * difference**2 if estimator == "k2" else difference.exp() - difference - 1
             self.expected.append(float(per_token[mask].mean()))
-            return super()._compute_loss(model, inputs)
+            return super().compute_loss(model, inputs, **kwargs)
 
     settings = {"beta": 0.3, "kl_estimator": estimator, "max_steps": 2, "use_bias_correction_kl": False}
     trainer = build(ByHand, tmp_path, tiny_path, peft_config=LORA, **settings)

@@ -82,13 +82,17 @@ def error(found, expected):
     return float((found - expected).norm() / expected.norm())
 
 
+# Each segment alone, all in one padded call, and by the kernel of a GPU.
+WAYS = [(name, None, way) for name in PACKED for way in ("alone", "padded")]
+WAYS += [(name, "eager", way) for name in EAGER_TOO for way in ("alone", "padded")]
+WAYS += [(name, None, "kernel") for name in ("Llama", "Mistral", "Qwen2", "Gemma3", "Granite", "GPT-2", "Phi3")]
+
+
 @pytest.mark.parametrize("case", SHAPES)
-@pytest.mark.parametrize("in_one_call", [True, False])
-@pytest.mark.parametrize(
-    ("name", "attention"), [(name, None) for name in PACKED] + [(name, "eager") for name in EAGER_TOO]
-)
-def test_architectures_give_the_scores_of_single_rows(name, attention, in_one_call, case, monkeypatch):
-    monkeypatch.setattr("basis_rl.trainer.attention.SHORT", 10**9 if in_one_call else 0)
+@pytest.mark.parametrize(("name", "attention", "way"), WAYS)
+def test_architectures_give_the_scores_of_single_rows(name, attention, way, case, monkeypatch, request):
+    monkeypatch.setattr("basis_rl.trainer.attention.SHORT", 10**9 if way == "padded" else 0)
+    kernel = request.getfixturevalue("varlen") if way == "kernel" else None
     model = small_model(name, attention)
     if name in NOISY:
         model.eval()
@@ -97,6 +101,7 @@ def test_architectures_give_the_scores_of_single_rows(name, attention, in_one_ca
     expected_gradient = gradients(model, *expected)
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     *found, method = scores(model, *rows)
+    assert kernel is None or kernel.types
     assert str(method) == ("packed" if name in NOISY else "shared")
     # Eager attention has its softmax in float32, and parts of some models compute in it whatever their weights are.
     exact = attention_name(model) != "eager" and name not in IN_FLOAT32
@@ -155,23 +160,6 @@ def varlen(monkeypatch):
     monkeypatch.setattr(attention, "varlen_attn", kernel)
     monkeypatch.setattr(attention, "_has_varlen", lambda *tensors: len({tensor.dtype for tensor in tensors}) == 1)
     return kernel
-
-
-@pytest.mark.parametrize("case", SHAPES)
-@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Gemma3", "Granite", "GPT-2", "Phi3"])
-def test_a_kernel_of_variable_lengths_gives_the_scores_of_single_rows(name, case, varlen):
-    model = small_model(name)
-    if name in NOISY:
-        model.eval()
-    rows = small_rows(case)
-    expected = row_by_row(model, *rows)
-    expected_gradient = gradients(model, *expected)
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    *found, _ = scores(model, *rows)
-    assert varlen.types
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=EXACT)
-    assert error(gradients(model, *found), expected_gradient) < 1e-6
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 6, 25])
@@ -282,20 +270,6 @@ def test_a_table_of_positions_is_read_from_the_mask_on_every_path():
     assert (without - expected).abs().max() > 1e-2, "else the test would prove nothing"
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing_computes_the_same_again(reentrant):
-    model = small_model("Qwen3")
-    rows = small_rows()
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    *found, _ = scores(model, *rows)
-    expected = gradients(model, *found)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    model.enable_input_require_grads()
-    *found, method = scores(model, *rows)
-    assert method.packed
-    assert error(gradients(model, *found), expected) < 1e-7
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_calls_with_a_mask_are_those_of_before(attention, tmp_path):
     model = small_model("Qwen3", attention, torch.float32).eval()
@@ -389,7 +363,7 @@ def test_every_objective_has_the_loss_of_single_rows(objective, method, tmp_path
         with torch.no_grad():
             old = row_by_row(trainer.model, *rows)[0][:, -tokens:]
         old = old + 0.3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(1), dtype=old.dtype).to(DEVICE)
-        loss = trainer._compute_loss(trainer.model, micro_batch(rows, advantages, old))
+        loss = trainer.compute_loss(trainer.model, micro_batch(rows, advantages, old))
         loss.backward()
         found.append((loss.detach(), torch.cat([p.grad.flatten() for p in trainer.model.parameters()])))
     (expected, expected_gradient), (loss, gradient) = found
@@ -410,8 +384,11 @@ RUNS = {
     "own objective": {"baseline": "rloo", "objective": "gpg"},
     "cut off": {"baseline": "rloo", "mask_truncated_completions": True},
     "checkpointing": {"baseline": "rloo", "gradient_checkpointing": True},
+    "reentrant checkpointing": {
+        "baseline": "rloo", "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True},
+    },
     "nothing scored": {"baseline": "rloo", "reward_funcs": lambda completions, **_: [None] * len(completions)},
-}
+}  # fmt: skip
 
 
 # Logged of how long a step took, or of how many tokens went through the model.

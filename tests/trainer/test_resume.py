@@ -3,16 +3,15 @@
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten
 
 from basis_rl.baselines import Ppo, Sao, build_baseline
 from basis_rl.run import checkpoint, progress
+from basis_rl.samplers import Dynamic
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer import trainer as trainer_module
-from basis_rl.trainer.packing import reordered
 from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer, tiny_trainer
 from tests.trainer.test_state import RunningMean
 
@@ -50,7 +49,11 @@ def assert_same_end(a, b):
             left, right = a._critic.optimizer.state[p], b._critic.optimizer.state[q]
             assert left.keys() == right.keys() == {"step", "exp_avg", "exp_avg_sq"}
             assert all(torch.equal(left[key], right[key]) for key in left)
-    assert str(a.baseline.state_dict()) == str(b.baseline.state_dict())
+    states = [(each.baseline.state_dict(), each.selection and each.selection.state_dict()) for each in (a, b)]
+    (left, shape), (right, other) = map(tree_flatten, states)
+    assert shape == other
+    for p, q in zip(left, right, strict=True):
+        assert torch.allclose(p, q, 0, 0, equal_nan=True) if isinstance(p, torch.Tensor) else str(p) == str(q)
     untimed = [
         [{k: v for k, v in row.items() if "time" not in k and "second" not in k and k != "train_loss"} for row in t]
         for t in (a.state.log_history, b.state.log_history)
@@ -93,48 +96,59 @@ def test_a_resumed_run_of_three_epochs_is_the_uninterrupted_one(step, longer, tm
 LEARNT = {"lam": 0.9, "critic_epochs": 2, "critic_warmup_steps": 1}
 
 
-@pytest.mark.parametrize("name", ["basis_history", "bv_blend", "otb", "a head", "a value model", "sao"])
-def test_baselines_with_state_token_advantages_and_modules_resume(name, tmp_path, tiny_path):
-    def baseline():
-        if name == "sao":
-            return Sao(critic_model=str(tiny_path), critic_learning_rate=1e-3, critic_warmup_steps=1)
-        if name == "a value model":
-            return Ppo(**LEARNT, critic_model=str(tiny_path), critic_learning_rate=1e-3)
-        return Ppo(**LEARNT) if name == "a head" else named_baseline(name, sums())
+def baseline_of(name, model):
+    own = {
+        "running mean": RunningMean,
+        "head": lambda: Ppo(**LEARNT),
+        "value model": lambda: Ppo(**LEARNT, critic_model=model, critic_learning_rate=1e-3),
+        "sao": lambda: Sao(critic_model=model, critic_learning_rate=1e-3, critic_warmup_steps=1),
+        "energies of gradients": lambda: build_baseline("basis_history", target="optimal_token"),
+    }
+    return own[name]() if name in own else named_baseline(name, sums())
 
-    expected = run(tmp_path / "whole", baseline(), max_steps=8)
-    for step in (3, 6):
+
+def rare(completions, prompts, **kwargs):
+    """Right only for every other prompt, and then by the length: groups of the others never have variance."""
+    first = [int(prompt[0]["content"].split()[0]) for prompt in prompts]
+    return [float(n % 2 and len(str(c)) % 2) for n, c in zip(first, completions, strict=True)]
+
+
+# Two slices of a batch, and two steps of two micro-batches each, of which rows move.
+ONCE = {"num_iterations": 1, "max_steps": 8}
+MOVING = {"per_device_train_batch_size": 6, "num_generations": 3, "gradient_accumulation_steps": 2}
+MOVING |= {"steps_per_generation": 4, "num_iterations": 1, "max_steps": 6}
+# The baseline, the steps after which a run is resumed, and its settings.
+CASES = {
+    **{name: (name, (3, 6), {"max_steps": 8}) for name in ("basis_history", "bv_blend", "otb")},
+    **{name: (name, (3, 6), {"max_steps": 8}) for name in ("head", "value model", "sao")},
+    "rows that moved": ("running mean", (1, 3), MOVING),
+    # 8 micro-batches: 3, 3, 2.
+    "a short last step of the epoch": (
+        "running mean", (5,), {"gradient_accumulation_steps": 3, "num_iterations": 1, "max_steps": 9},
+    ),
+    "a belief beside the baseline": ("grpo", (3, 4), {**ONCE, "prompt_sampler": "frontier"}),
+    "the baseline's own belief": ("basis_history", (3, 4), {**ONCE, "prompt_sampler": "thompson"}),
+    "groups of any size": ("basis_history", (3, 4), {**ONCE, "max_generations": 7}),
+    "groups that were discarded": (
+        "basis_history",
+        (3,),
+        {**ONCE, "reward_funcs": rare, "prompt_sampler": Dynamic(max_refills=3, sampler="thompson"), "max_steps": 5},
+    ),
+    "energies of gradients": ("energies of gradients", (1, 2, 3), {**ONCE, "num_generations": 1, "max_steps": 6}),
+    "hidden states": ("poise", (2,), {**ONCE, "max_completion_length": 14, "max_steps": 4}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_whatever_has_a_state_is_resumed_to_the_bit(case, tmp_path, tiny_path):
+    name, steps, settings = CASES[case]
+    expected = run(tmp_path / "whole", baseline_of(name, str(tiny_path)), **settings)
+    assert any(row.get("sampler/refills") for row in expected.state.log_history) == (rare in settings.values())
+    for step in steps:
         start = str(tmp_path / "whole" / f"checkpoint-{step}")
-        again = run(tmp_path / "again", baseline(), resume=start, max_steps=8, save_strategy="no")
+        baseline = baseline_of(name, str(tiny_path))
+        again = run(tmp_path / "again", baseline, resume=start, **{**settings, "save_strategy": "no"})
         assert_same_end(expected, again)
-
-
-def test_rows_that_moved_among_micro_batches_are_resumed_where_they_are(tmp_path, monkeypatch):
-    """Two steps of two micro-batches have one generation batch; the checkpoints are between them."""
-    moved = []
-
-    def noted(batches, window, shared):
-        found = reordered(batches, window, shared)
-        pairs = zip(batches, found, strict=True)
-        moved.append(any(not torch.equal(old["completion_ids"], new["completion_ids"]) for old, new in pairs))
-        return found
-
-    monkeypatch.setattr(trainer_module, "reordered", noted)
-    shape = {"per_device_train_batch_size": 6, "num_generations": 3, "gradient_accumulation_steps": 2}
-    shape |= {"steps_per_generation": 4, "num_iterations": 1, "max_steps": 6}
-    expected = run(tmp_path / "whole", RunningMean(), **shape)
-    assert len(moved) == 3
-    assert all(moved), "else the order would not matter"
-    for step in (1, 3):
-        start = str(tmp_path / "whole" / f"checkpoint-{step}")
-        assert_same_end(expected, run(tmp_path / "again", RunningMean(), start, save_strategy="no", **shape))
-
-
-def test_accumulation_with_a_short_last_step_of_the_epoch(tmp_path):
-    shape = {"gradient_accumulation_steps": 3, "num_iterations": 1, "max_steps": 9}  # 8 micro-batches: 3, 3, 2
-    expected = run(tmp_path / "whole", RunningMean(), **shape)
-    start = str(tmp_path / "whole" / "checkpoint-5")
-    assert_same_end(expected, run(tmp_path / "again", RunningMean(), start, save_strategy="no", **shape))
 
 
 def test_metrics_since_the_last_log_survive_a_resume(tmp_path):
@@ -218,18 +232,6 @@ def test_rollouts_of_other_ranks_are_refused(whole, tmp_path):
     checkpoint.finish(path.parent)
     with pytest.raises(ValueError, match=r"in the middle of a generation batch, with \{'ranks': 2\}"):
         run(tmp_path, RunningMean(), resume=str(tmp_path / "checkpoint-3"))
-
-
-def test_a_checkpoint_of_trls_own_trainer_is_accepted(whole, tmp_path):
-    folder, _ = whole
-    start = tmp_path / "checkpoint-4"
-    shutil.copytree(folder / "checkpoint-4", start)
-    (start / "phase_0.pt").unlink()
-    (start / "manifest.json").unlink()
-    state = json.loads((start / "trainer_state.json").read_text())
-    assert state["global_step"] == 4
-    assert run(tmp_path, RunningMean(), resume=str(start), max_steps=6).state.global_step == 6
-    assert Path(tmp_path / "checkpoint-6").is_dir()
 
 
 def test_batches_of_another_shape_start_at_the_end_of_a_generation_batch_only(whole, tmp_path):

@@ -17,18 +17,6 @@ def gold_reward(completions, solution, **kwargs):
     return [float(gold == "3") for gold in solution]
 
 
-@pytest.mark.parametrize("alike", [{}, {"solution": "0"}, {"prompt_id": "same"}])
-@pytest.mark.parametrize("batch", [4, 6])
-def test_an_evaluation_is_an_average_over_rows(alike, batch, tmp_path):
-    """Of four rows with one prompt the last is right, whether or not the others, or all of them, are one problem, and
-    however they fill batches, of which the last has one row where a batch has three."""
-    rows = [{**row, **(alike if i < 3 or "prompt_id" in alike else {})} for i, row in enumerate(TWINS)]
-    settings = {"num_generations_eval": 2, "per_device_eval_batch_size": batch, "eval_strategy": "steps"}
-    trainer = tiny_trainer(tmp_path, reward_funcs=gold_reward, eval_dataset=rows, eval_steps=1, **settings)
-    found = trainer.evaluate()
-    assert found["eval_reward"] == found["eval_avg@2"] == found["eval_pass@2"] == 0.25
-
-
 class Play:
     """Ends well if its seed is above 0."""
 

@@ -9,12 +9,12 @@ from datasets import Dataset, IterableDataset
 
 from basis_rl.baselines import BasisHistory, Rloo, Spo, build_baseline
 from basis_rl.run.errors import SelectionFailed
-from basis_rl.samplers import Draw, Dynamic, Frontier, PromptSampler, Uniform, Variance, WeightedSampler, build_sampler
+from basis_rl.samplers import Draw, Dynamic, Frontier, Uniform, Variance, WeightedSampler, build_sampler
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.selection import Coverage, Resampling, Selection, drawn
 from tests.support.batches import batch_of
-from tests.support.tiny import parity_reward, sums, table_for, tiny_trainer
-from tests.trainer.test_resume import assert_same_end
+from tests.support.tiny import parity_reward, sums, tiny_trainer
+from tests.trainer.test_resume import assert_same_end, rare
 
 # Two generation batches of 16 rollouts, each used in two optimizer steps.
 SHAPE = {"per_device_train_batch_size": 8, "steps_per_generation": 2, "num_iterations": 1, "max_steps": 6}
@@ -104,22 +104,6 @@ def test_the_default_is_trls_order_to_the_bit(tmp_path):
     seen = [len(set(trained[: 16 * (k + 1)])) / 16 for k in range(3)]
     assert logged(plain, "coverage") == pytest.approx(seen)
     assert_same_end(plain, named)
-
-
-@pytest.mark.parametrize(
-    ("baseline", "sampler", "most"),
-    [("grpo", "frontier", None), ("basis_history", "thompson", None), ("basis_history", "uniform", 7)],
-)
-def test_a_resumed_run_is_the_uninterrupted_one(baseline, sampler, most, tmp_path):
-    """In the middle of a generation batch and at its end; the belief beside the baseline too."""
-    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 8, "max_generations": most}
-    whole = run(tmp_path / "whole", baseline, sampler, **saving)
-    for step in (3, 4):
-        start = str(tmp_path / "whole" / f"checkpoint-{step}")
-        again = run(tmp_path / "again", baseline, sampler, resume=start, **{**saving, "save_strategy": "no"})
-        assert_same_end(whole, again)
-        assert [each.ids for each in again.batches] == [each.ids for each in whole.batches[2:]]
-        assert str(again.selection.state_dict()) == str(whole.selection.state_dict())
 
 
 def test_a_batch_that_was_drawn_ahead_is_not_drawn_again():
@@ -343,22 +327,6 @@ def test_a_sampler_that_does_not_say_what_it_keeps_ends_the_run(tmp_path):
         run(tmp_path, "grpo", Undecided())
 
 
-class Returns(PromptSampler):
-    def __init__(self, draw, correct=False):
-        self.returned, self.correct = draw, correct
-
-    def draw(self, candidates, belief, size, generator):
-        return self.returned
-
-
-class Weighs(WeightedSampler):
-    def __init__(self, weights):
-        self.given = weights
-
-    def weights(self, mean, variance):
-        return self.given
-
-
 class Twice(Variance):
     def draw(self, *args):
         return Draw(torch.zeros(4, dtype=torch.int64), None, {})
@@ -386,24 +354,9 @@ class Never(Variance):
     [
         ("varianse", {}, "Did you mean 'variance'"),
         (Variance, {}, "Variance is a class: give .* or its name 'variance'"),
-        (Twice, {}, "Twice is a class"),
         (3, {}, "prompt_sampler must be a name .* got an int"),
         (Twice(), {}, "did not draw 4 different prompts"),
         (Never(), {}, "0 prompts have a positive weight, and a batch takes 4"),
-        (Weighs(torch.ones(5)), {}, r"must return a tensor of shape \(16,\), and returned a tensor of shape \(5,\)"),
-        (Weighs(torch.ones(16, 1)), {}, r"returned a tensor of shape \(16, 1\)"),
-        (Weighs([1.0] * 16), {}, r"must return a tensor of shape \(16,\), and returned a list"),
-        (Weighs(None), {}, "returned a NoneType"),
-        (Returns(None), {}, "'Returns' .* must return a Draw, and returned a NoneType"),
-        (Returns(Draw([0, 1, 2, 3], None, {})), {}, "4 rows as an int64 tensor, and returned a list"),
-        (Returns(Draw(torch.arange(4.0), None, {})), {}, "returned a tensor of shape .* and type float32"),
-        (Returns(Draw(torch.arange(5), None, {})), {}, r"returned a tensor of shape \(5,\)"),
-        (Returns(Draw(torch.arange(4) + 13, None, {})), {}, "4 different prompts out of 16"),
-        (Returns(Draw(torch.arange(4), None, {"x": "much"})), {}, "metrics as a dictionary of numbers"),
-        (Returns(Draw(torch.arange(4), None, {}), True), {}, "needs a ratio for each of 4 .* returned a NoneType"),
-        (Returns(Draw(torch.arange(4), torch.ones(3), {}), True), {}, r"ratio .* returned a tensor of shape \(3,\)"),
-        (Returns(Draw(torch.arange(4), torch.full((4,), torch.nan), {}), True), {}, "that is not finite"),
-        (Returns(Draw(torch.arange(4), torch.zeros(4), {}), True), {}, "finite and > 0"),
         (Sure(correct=True), {}, "leave `correct` out"),
         (Refilling(correct=True), {}, "cannot `correct` batches that it refills"),
         ("frontier", {"train_dataset": TWICE}, r"draws different prompts, but 8 of 16 rows .* take .* 'uniform'"),
@@ -448,13 +401,6 @@ def test_a_baseline_that_needs_equal_groups_is_refused_before_a_rollout(baseline
     name = type(baseline).__name__
     with pytest.raises(ValueError, match=f"baseline '{name}' does not take them .{said}.* Leave max_generations out"):
         build(tmp_path, baseline, "uniform", max_generations=8)
-
-
-def test_a_table_that_lacks_prompts_is_said_as_without_a_sampler(tmp_path):
-    data = sums()
-    for sampler in ("uniform", "frontier"):
-        with pytest.raises(ValueError, match="8 of 16 training prompts are not in the value table"):
-            build(tmp_path, build_baseline("basis", values=table_for(data.select(range(8)))), sampler)
 
 
 @pytest.mark.parametrize(
@@ -502,12 +448,6 @@ def test_a_sampler_that_needs_a_belief_is_given_it_for_each_refill(needed):
     for refill in (1, 2):
         selection.more(0, refill, [[refill]])
     assert given[1:] == [selection.belief, *([selection.belief if needed else None] * 2)]
-
-
-def rare(completions, prompts, **kwargs):
-    """Right only for every other prompt, and then by the length: groups of the others never have variance."""
-    first = [int(prompt[0]["content"].split()[0]) for prompt in prompts]
-    return [float(n % 2 and len(str(c)) % 2) for n, c in zip(first, completions, strict=True)]
 
 
 def test_groups_without_variance_are_replaced_and_all_rollouts_counted(tmp_path):
@@ -581,8 +521,8 @@ def batches_of(resampling, count):
         selection = resampling.selection
         selection.number = number
         resampling.inputs = selection.rows(number)
-        resampling.generated([row["prompt"] for row in resampling.inputs], number, {})
-        totals = resampling.take_rewards().view(-1, 4)
+        _, rewards = resampling.generated([row["prompt"] for row in resampling.inputs], number, {})
+        totals = rewards.view(-1, 4)
         rows = selection.prompts(number)
         yield dict(zip(rows.tolist(), totals.tolist(), strict=True)), resampling.take_discarded(number, texts=True)
 
@@ -642,30 +582,6 @@ def test_what_is_believed_of_easy_and_hard_prompts_is_not_of_their_mixed_groups_
         ends.append(belief.believed([str(row) for row in range(64)])[0].view(16, 4).mean(dim=0))
     believed = torch.stack(ends[-20:]).mean(dim=0)
     assert believed.tolist() == pytest.approx([0.05, 0.5, 0.95, 0.5], abs=0.05)
-
-
-class Told(BasisHistory):
-    """Keeps what it has learnt from: prompts and rewards."""
-
-    def __init__(self):
-        super().__init__()
-        self.learnt = []
-
-    def update(self, batch):
-        super().update(batch)
-        self.learnt.append((batch.step, batch.prompt_ids, batch.rewards.tolist()))
-
-
-def test_what_was_discarded_is_learnt_in_its_order_after_a_resume(tmp_path):
-    """The checkpoint lies within a generation batch, whose discarded groups were not learnt from yet."""
-    settings = {"reward_funcs": rare, "sampler": Dynamic(max_refills=3, sampler="thompson"), "max_steps": 5}
-    saving = {"save_strategy": "steps", "save_steps": 3}
-    whole = run(tmp_path / "whole", Told(), **settings, **saving)
-    part = run(tmp_path / "part", Told(), **{**settings, "max_steps": 3}, **saving)
-    again = run(tmp_path / "part", Told(), resume=str(tmp_path / "part" / "checkpoint-3"), **settings, **saving)
-    assert part.baseline.learnt + again.baseline.learnt == whole.baseline.learnt
-    assert [step for step, *_ in whole.baseline.learnt] == [0, 0, 1, 1]
-    assert [step for step, *_ in again.baseline.learnt] == [1, 1]
 
 
 class Deaf(Rloo):

@@ -92,7 +92,7 @@ def test_tool_output_carries_no_gradient(tmp_path):
     gradients = []
     for inputs in (output, disturbed):
         trained.model.zero_grad()
-        trained._compute_loss(trained.model, inputs).backward()
+        trained.compute_loss(trained.model, inputs).backward()
         gradients.append(torch.cat([p.grad.flatten() for p in trained.model.parameters() if p.grad is not None]))
     assert gradients[0].abs().max() > 0
     assert torch.equal(*gradients)

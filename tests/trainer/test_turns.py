@@ -28,7 +28,7 @@ class FakeRun(BasisTrainer):
 
     def __init__(self, accelerator, use_vllm, asked):
         self.accelerator, self.use_vllm, self.asked = accelerator, use_vllm, asked
-        self.turns = turns.Turns(accelerator, None, [], 10, self._room, has_log_probs=use_vllm)
+        self.turns = turns.Turns(accelerator, None, 10, self._room, has_log_probs=use_vllm)
         self.vllm_generation = SimpleNamespace(max_completion_length=99, longest=None)
         self.generation_config = GenerationConfig(max_new_tokens=99)
 
@@ -107,24 +107,9 @@ def test_the_loop_helps_the_others_until_nobody_has_a_row(two):
     assert {limit for each in asked for *_, limit in each} == {12}, "the longest prompt and the completion"
 
 
-@pytest.mark.parametrize("conversational", [False, True])
-def test_a_rollout_of_one_turn_has_the_form_of_its_prompt(conversational):
-    made = object.__new__(BasisTrainer)
-    made.tools = None
-    made.processing_class = SimpleNamespace(batch_decode=lambda ids, skip_special_tokens: [f"{row}" for row in ids])
-    made._tokenize_prompts = lambda prompts: ([[1], [2]], None, {})
-    made._generate_single_turn = lambda prompt_ids, images, fields, number: ([[5, 6], [7]], None)
-    prompts = ["a", "b"]
-    said = ["[5, 6]", "[7]"]
-    if conversational:
-        prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        said = [[{"role": "assistant", "content": text}] for text in said]
-    assert made._generate_unlogged(prompts) == (said, [[5, 6], [7]], 3)
-
-
 def test_answers_are_waited_for_and_neither_they_nor_names_end_a_turn():
     tokenizer = SimpleNamespace(all_special_tokens=["<|im_end|>"])
-    made = turns.Turns(None, tokenizer, [], 10, None, has_log_probs=False)
+    made = turns.Turns(None, tokenizer, 10, None, has_log_probs=False)
     answer = Future()
     messages = [
         {"role": "tool", "name": "sum<|im_end|>", "content": Pending(answer)},
