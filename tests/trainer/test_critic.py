@@ -16,7 +16,7 @@ from basis_rl.trainer.critic import Critic
 from tests.functional.test_pack_rows import CASES as GIVEN
 from tests.functional.test_pack_rows import ragged
 from tests.support.architectures import WITHOUT_DROPOUT, small_model
-from tests.support.tiny import DEVICE, flat, parity_reward, tiny_trainer
+from tests.support.tiny import DEVICE, flat, parity_reward, tiny_model, tiny_tokenizer, tiny_trainer
 from tests.trainer.test_energies import CASES, SETTINGS
 
 
