@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import re
-import secrets
 import shutil
 import signal
 import socket
@@ -30,8 +30,11 @@ from basis_rl.sandbox import kernel
 _GRACE = 20.0
 _CPU_CACHE_GIB = 1.0
 _MEMORY_OPTIONS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
+_FIRST_PORT = 10000
+_SHARED = "/dev/shm"
 # Those that vLLM accepts.
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 # What vLLM puts before a line of its log: `(EngineCore pid=1) ERROR 11-23 12:00:00 [core.py:1] `.
@@ -41,10 +44,20 @@ _ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*: |\S+: error: ")
 _ANSWERED = 'HTTP/1.1" 200'
 # These only say that another process has failed.
 _AFTERMATH = re.compile(r"\S*EngineDeadError|.*Engine core initialization failed|.*WorkerProc initialization failed")
+# Errors that a restart does not fix. A lack of memory is not among them: it may be free the next time.
+_CANNOT_CHANGE = re.compile(
+    r"\S+: error: |\S*(Value|Validation|NotImplemented|Type|Attribute|Key|Import|ModuleNotFound)Error\b"
+    r"|.*\b([Uu]nsupported|not supported)\b"
+)
 
 
 class ServerError(RuntimeError):
     """The server did not start; the message has the engine's own reason and the path of its log."""
+
+
+def has_answered(log: Path | None) -> bool:
+    """Whether a server's log has a request that was answered; False without a log."""
+    return log is not None and log.is_file() and _ANSWERED in log.read_text(errors="replace")
 
 
 def failure_reason(log: Path | None) -> str | None:
@@ -61,6 +74,12 @@ def failure_reason(log: Path | None) -> str | None:
             detail = lines[i + 1].strip() if "validation error" in line and i + 1 < len(lines) else ""
             return f"{line} {detail}".strip()[:600]
     return None
+
+
+def can_change(reason: str | None) -> bool:
+    """Whether a restart may help after this reason. It does not after a wrong argument, or for a model that the engine
+    does not support."""
+    return reason is None or "memory" in reason or not _CANNOT_CHANGE.match(reason)
 
 
 @dataclass
@@ -118,6 +137,8 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
         # True once the supervisor stops restarting the server.
         self.given_up = False
+        self._segments: set[Path] = set()
+        self._seen: set[str] = set()
 
     def command(self) -> list[str]:
         """The command line. The server reports log-probabilities after temperature and filters, since training compares
@@ -252,6 +273,7 @@ class Server:
         """Send SIGTERM, and after a while SIGKILL to those of its processes that are left."""
         if self.process is None:
             return
+        self.note_segments()
         if self.process.poll() is None:
             self.process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -261,9 +283,34 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.process = None
-        # Weights that were on their way to it.
+        self._remove_segments()
+
+    def note_segments(self) -> None:
+        """Remember the shared memory of the server's processes: one that is killed leaves it in /dev/shm, and there it
+        stays until the machine is restarted."""
+        with suppress(OSError):
+            there = set(os.listdir(_SHARED))
+            if self.process is None or there <= self._seen:
+                return
+            self._seen = there
+            for process in _processes():
+                with suppress(OSError):
+                    if os.getsid(process) == self.process.pid:
+                        self._segments |= _mapped(process)
+
+    def _remove_segments(self) -> None:
+        """Remove what the server has left there, except for what another process uses."""
         for part in (default_folder(self.url), part_of(default_folder(self.url))):
             shutil.rmtree(part, ignore_errors=True)
+        left = {path for path in self._segments if path.exists()}
+        for process in _processes() if left else []:
+            with suppress(OSError):
+                left -= _mapped(process)
+        for path in left:
+            with suppress(OSError):
+                path.unlink()
+        self._segments.clear()
+        self._seen.clear()
 
     def __enter__(self) -> Server:
         return self.start()
@@ -277,8 +324,8 @@ def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> 
     """A server for the time of the context; if it ends by itself, it is restarted at the same address.
 
     A restarted server has the model that it was first started with: the trainer has to push the weights again, as
-    `BasisTrainer` does. Each restart has its own log. A server that hangs is not detected here. After the last restart
-    `Server.given_up` is true.
+    `BasisTrainer` does. Each restart has its own log. A server that hangs is not detected here. One that ended before
+    it answered is not restarted if the reason will stay (`can_change`): `Server.given_up` is then true.
 
     Args:
         options: of the server; the port must not be 0.
@@ -307,6 +354,7 @@ def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> 
             started.set()
         left = restarts if not failure else 0
         while not ending.wait(poll):
+            current.note_segments()
             if current.process is None or current.process.poll() is None:
                 continue
             again = _started_again(current, options, restarts - left + 1) if left else None
@@ -334,12 +382,15 @@ def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> 
 
 
 def _started_again(ended: Server, options: ServerOptions, number: int) -> Server | None:
-    """The server in place of one that has ended; None if it cannot be started."""
+    """The server in place of one that has ended; None if it cannot be started, or would end for the same reason."""
     assert ended.process is not None
     code = ended.process.returncode
     reason = failure_reason(ended.options.log)
     ended.stop()
     said = f"The vLLM server ended (exit code {code}{f', {reason}' if reason else ''}; log: {ended.options.log})"
+    if not has_answered(ended.options.log) and not can_change(reason):
+        print(f"{said}. It is not started again, since that cannot change.", flush=True)
+        return None
     # A log of its own: `failure_reason` must not find the error of the server before.
     log = options.log and options.log.with_stem(f"{options.log.stem}-{number}")
     print(f"{said}. Starting it again, log in {log}.", flush=True)
@@ -352,12 +403,36 @@ def _started_again(ended: Server, options: ServerOptions, number: int) -> Server
     return again
 
 
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()] if Path("/proc").is_dir() else []
+
+
+def _mapped(process: int) -> set[Path]:
+    """The files of shared memory that a process has mapped."""
+    lines = Path(f"/proc/{process}/maps").read_text(errors="replace").splitlines()
+    return {Path(line[line.index(_SHARED) :]) for line in lines if f"{_SHARED}/" in line and "(deleted)" not in line}
+
+
 def free_port() -> int:
-    """A free port below the kernel's usual range of ephemeral ports, so that no other process is given it before a
-    server binds it, half a minute later."""
-    while True:
-        with socket.socket() as probe, suppress(OSError):
-            # On all addresses: the port may be in use on one of them, and servers do not all listen on the same. Not by
-            # the shared generator: runs of one seed would take the same port, and would sample differently afterwards.
-            probe.bind(("", 10000 + secrets.randbelow(22768)))
-            return int(probe.getsockname()[1])
+    """A free port that the kernel does not hand out before a server binds it, half a minute later.
+
+    It is at least 10000 and below the kernel's range of ephemeral ports, which it hands out for port 0 and for
+    outgoing connections; one of that range only if no other is free.
+    """
+    end = 32768
+    with suppress(OSError):
+        end = int(_LOCAL_PORTS.read_text().split()[0])
+    below = range(_FIRST_PORT, end)
+    # A generator of its own: with the shared one, runs of one seed would take the same port, and would sample
+    # differently afterwards.
+    for port in random.SystemRandom().sample(below, len(below)):
+        with suppress(OSError):
+            return _bound(port)
+    return _bound(0)
+
+
+def _bound(port: int) -> int:
+    with socket.socket() as probe:
+        # On all addresses: the port may be in use on one of them, and servers do not all listen on the same.
+        probe.bind(("", port))
+        return probe.getsockname()[1]

