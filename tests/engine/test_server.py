@@ -120,10 +120,14 @@ class Process:
         self.stopped = True
 
 
-def test_a_server_that_ends_is_started_again_so_many_times(tmp_path, monkeypatch):
+@pytest.fixture
+def processes(monkeypatch):
     monkeypatch.setattr(server, "Server", Process)
     monkeypatch.setattr(Process, "made", [])
 
+
+@pytest.mark.usefixtures("processes")
+def test_a_server_that_ends_is_started_again_so_many_times(tmp_path):
     def running(number):
         deadline = time.monotonic() + 30
         while len(Process.made) < number or Process.made[-1].process is None:
