@@ -59,11 +59,11 @@ class At(BasisTrainer):
         self.acts: dict[int, Any] = {}
         super().__init__(*args, **kwargs)
 
-    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+    def _generate(self, prompts: Any) -> Any:
         act = self.acts.pop(self.state.global_step, None)
         if act is not None:
             act()
-        return super()._generate_single_turn(*args, **kwargs)
+        return super()._generate(prompts)
 
 
 def larger_half(completions, completion_ids, **kwargs):
