@@ -8,6 +8,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,24 @@ def distinct(names: Sequence[str]) -> list[str]:
 def of_kind(rows: Any, size: int) -> Any:
     """An empty log like `rows`, one deque or one for each column, that keeps the last `size` rollouts."""
     return deque(maxlen=size) if isinstance(rows, deque) else defaultdict(lambda: deque(maxlen=size))
+
+
+@contextmanager
+def set_aside(table: Path | None, name: str) -> Iterator[None]:
+    """A file that is written to `table` within it is called `name` afterwards, and the file from before is restored."""
+    if table is None:
+        yield
+        return
+    kept = table.with_suffix(".kept")
+    if table.exists():
+        table.replace(kept)
+    try:
+        yield
+    finally:
+        if table.exists():
+            table.replace(table.with_name(name))
+        if kept.exists():
+            kept.replace(table)
 
 
 def per_rollout(values: Tensor, mask: Tensor) -> list[float]:

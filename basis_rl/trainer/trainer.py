@@ -71,7 +71,7 @@ from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout, reads_boxes
 from basis_rl.trainer.gather import gather_batch, gather_rows, local_rows, prompt_ids_of
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
 from basis_rl.trainer.grading import Grader
-from basis_rl.trainer.logs import StepMeans, distinct, of_kind, per_rollout, rollout_rows, without_infinities
+from basis_rl.trainer.logs import StepMeans, distinct, of_kind, per_rollout, rollout_rows, set_aside, without_infinities
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, depending_on_micro_batches, token_means
 from basis_rl.trainer.micro_batches import by_tokens, check_token_budget, parts_of, rows_within
 from basis_rl.trainer.model_check import (
@@ -1241,8 +1241,16 @@ class BasisTrainer(GRPOTrainer):
         self._eval_scores = scoring.EvalScores()
         self._eval_name = metric_key_prefix.removeprefix("eval").removeprefix("_")
         logs = {name: of_kind(rows, self.args.generation_batch_size) for name, rows in self._logs.items()}
-        # Rollouts of an evaluation would push those of training out of TRL's log, and out of its table on disk.
-        with random_numbers_kept(self.accelerator.device), attributes(self, _logs=logs, log_completions=False):
+        table = Path(str(self.args.output_dir)) / "completions" / f"completions_{self.state.global_step:05d}.parquet"
+        # For several sets, transformers calls this method again for each.
+        several = isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict)
+        mine = table if self.accelerator.is_main_process and self.log_completions and not several else None
+        with (
+            random_numbers_kept(self.accelerator.device),
+            # Rollouts of an evaluation would push those of training out of TRL's log.
+            attributes(self, _logs=logs),
+            set_aside(mine, f"{metric_key_prefix}_{table.name}"),
+        ):
             metrics: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         return metrics
 

@@ -56,15 +56,23 @@ def test_a_columns_values_stand_beside_their_own_rollouts(calls, tmp_path):
             ] * (16 - logged)
 
 
-def test_an_evaluation_leaves_the_tables_to_the_training(tmp_path):
+def test_an_evaluation_has_a_table_of_its_own(calls, tmp_path):
     settings = {"max_steps": 2, "log_completions": True, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = tiny_trainer(tmp_path, eval_dataset=sums(4), **settings, per_device_eval_batch_size=8)
+    sets = {"a": sums(4), "b": sums(8)}
+    trainer = tiny_trainer(tmp_path, eval_dataset=sets, **settings, per_device_eval_batch_size=8)
     trainer.train()
     found = sorted(path.name for path in (tmp_path / "completions").iterdir())
-    assert found == ["completions_00001.parquet", "completions_00002.parquet"]
-    trained = pandas.read_parquet(tmp_path / "completions" / found[-1])
+    assert found == sorted(
+        f"{name}completions_0000{step}.parquet" for step in (1, 2) for name in ("", "eval_a_", "eval_b_")
+    )
+    trained = pandas.read_parquet(tmp_path / "completions" / "completions_00002.parquet")
     assert len(trained) == trainer.args.generation_batch_size
     assert not trained["advantage"].eq(0).all()
+    prompts = {
+        row["prompt"][0]["content"]
+        for _, row in pandas.read_parquet(tmp_path / "completions" / "eval_a_completions_00002.parquet").iterrows()
+    }
+    assert prompts == {row["prompt"][0]["content"] for row in sums(4)}
 
 
 def test_functions_of_one_name_have_metrics_of_their_own(tmp_path):
