@@ -118,21 +118,29 @@ class Publisher:
         return strategy != HubStrategy.END and (every or self.hub.done())
 
     def push_checkpoint(self, folder: Path, step: int) -> None:
-        """Push a save, as ``hub_strategy`` says; `folder` is complete.
+        """Push a save, as ``hub_strategy`` says; `folder` is complete. Files that cannot be read are a warning.
 
         ``every_save``: the model. ``checkpoint``: also the checkpoint as ``last-checkpoint``, so that a run can be
         resumed from the Hub. ``all_checkpoints``: each one under its own name.
         """
         place = self._place(folder)
-        files = files_of_run(self.folder, self.args.push_rollouts) | files_of_checkpoint(folder)
-        if place is not None:
-            files |= files_of_checkpoint(folder, place)
+        try:
+            files = files_of_run(self.folder, self.args.push_rollouts) | files_of_checkpoint(folder)
+            if place is not None:
+                files |= files_of_checkpoint(folder, place)
+        except OSError as error:
+            _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", folder, error)
+            return
         message = f"Training in progress, step {step}"
         self.hub.submit(Push(message=message, files=files, replaces=place, checkpoint=folder))
 
     def push_run(self, message: str, revision: str | None) -> Future[CommitInfo | None]:
         """Push ``output_dir``, then the checkpoints that ``hub_strategy`` requires and that were not pushed yet."""
-        files = files_of_run(self.folder, self.args.push_rollouts)
+        try:
+            files = files_of_run(self.folder, self.args.push_rollouts)
+        except OSError as error:
+            _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", self.folder, error)
+            files = {}
         future = self.hub.submit(Push(message=message, files=files, revision=revision))
         self._push_owed(message, revision)
         return future
