@@ -29,8 +29,8 @@ _LONGEST_PAUSE = 8.0
 _NOTICE = 30.0
 # HTTP statuses besides 5xx after which the same request may succeed: too slow, conflict, too many requests.
 _PASSING = (408, 409, 429)
-# What another attempt may not meet; the last five are answers that are no chat completion.
-_FAILURES = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+# What reading an answer raises that is no chat completion.
+_NO_COMPLETION = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _log = logging.getLogger(__name__)
 
 
@@ -128,12 +128,8 @@ class ChatModel:
             try:
                 with self._free:
                     return self._attempt(question)
-            except _FAILURES as error:
-                why = (
-                    str(error)
-                    if isinstance(error, OSError)
-                    else f"no chat completion ({type(error).__name__}: {error})"
-                )
+            except (OSError, *_NO_COMPLETION) as error:
+                why = str(error)
                 if isinstance(error, _Refused):
                     break
                 # Attempts that failed together are not made together again.
@@ -157,9 +153,15 @@ class ChatModel:
             with suppress(KeyError, InvalidHeader):
                 raise _Limited(why, Retry().parse_retry_after(response.headers["Retry-After"]))
             raise OSError(why)
-        choice = json.loads(response.content)["choices"][0]
-        # One that was cut off has not come to its end.
-        return "" if choice.get("finish_reason") == "length" else str(choice["message"]["content"])
+        try:
+            choice = json.loads(response.content)["choices"][0]
+            said = choice["message"]
+            answer = str(said["content"] or said.get("refusal") or "")
+            # One that was cut off has not come to its end.
+            return "" if choice.get("finish_reason") == "length" else answer
+        except _NO_COMPLETION as error:
+            why = response.content.decode(errors="replace")
+            raise OSError(f"no chat completion ({type(error).__name__}): {why}") from error
 
     def _authorized(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         for key in self._key.values():

@@ -172,6 +172,14 @@ LIES = {
 }
 
 
+def test_an_error_is_told_as_it_came_and_a_refusal_is_the_answer(server):
+    model = chat_module.ChatModel(server.url, "m", None, 1, 30.0, 0, {})
+    server.content = lambda content: {"error": {"message": "overloaded"}}
+    assert "overloaded" in model.ask(["?"])[0]
+    server.content = lambda content: {"choices": [{"message": {"content": None, "refusal": "I cannot."}}]}
+    assert model.ask(["?"]) == ["I cannot."]
+
+
 @pytest.mark.parametrize("lie", LIES)
 def test_what_is_no_chat_completion_has_no_score(server, lie):
     server.content = LIES[lie]
