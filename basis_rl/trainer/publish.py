@@ -296,7 +296,8 @@ def run_info(run: Any, model_name: str, dataset_name: str | None = None, tags: I
 def artefacts_of(baseline: Baseline) -> list[dict[str, Any]]:
     """Value tables and codebooks among the baseline's attributes."""
     found = []
-    for value in vars(baseline).values():
+    # Two attributes may be one object.
+    for value in {id(each): each for each in vars(baseline).values()}.values():
         if type(value) in _KINDS:
             kept = {key: entry for key, entry in value.provenance.items() if not isinstance(entry, (list, dict))}
             artefact = {
