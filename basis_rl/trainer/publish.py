@@ -299,13 +299,14 @@ def artefacts_of(baseline: Baseline) -> list[dict[str, Any]]:
     # Two attributes may be one object.
     for value in {id(each): each for each in vars(baseline).values()}.values():
         if type(value) in _KINDS:
+            counted = int(value.counts(value.prompt_ids).sum()) if isinstance(value, ValueTable) else 0
             kept = {key: entry for key, entry in value.provenance.items() if not isinstance(entry, (list, dict))}
             artefact = {
                 "kind": _KINDS[type(value)],
                 "source": public_path(value.source),
                 "sha256": value.digest,
                 "provenance": redact(kept),
-                "rollouts": kept.get("rollouts", getattr(value, "num_rollouts", 0)),
+                "rollouts": kept.get("rollouts", counted),
             }
             found.append(artefact)
     return found
