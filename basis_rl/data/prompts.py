@@ -408,7 +408,7 @@ def prompt_of(
     `conversational`, else a text whose first paragraph is the system message; without them a text stays a text.
 
     Raises:
-        ValueError: a conversation of several turns would have to become a text.
+        ValueError: the template leaves nothing, or a conversation of several turns would have to become a text.
     """
     template = data.prompt_template
     system = data.system_prompt
@@ -424,7 +424,10 @@ def prompt_of(
         text = bare_problem([messages[last]], strip_instructions=template is not None and data.strip_instructions)
         problem = before + (text or "") + after
         values = {**(shown or {}), "choices": choices, "prompt": problem, str(data.prompt_column): problem}
-        messages[last] = {**messages[last], "content": problem if template is None else filled(template, values)}
+        asked = problem if template is None else filled(template, values)
+        if is_blank(asked):
+            raise ValueError(f"prompt_template: it leaves an empty prompt of the problem {problem[:100]!r}.")
+        messages[last] = {**messages[last], "content": asked}
     if system:
         others = [message for message in messages if message["role"] != "system"]
         messages = [{"role": "system", "content": system}, *others]

@@ -254,6 +254,7 @@ def test_a_template_takes_any_column_but_the_gold_s(tmp_path):
         ("{hint}", "must hold `{prompt}` or `{question}`"),
         ("{{ prompt", "Jinja"),
         ("{{ prompt / 0 }}", "fails for a row"),
+        ("{% if hint == 'H0' %}{{ prompt }}{% endif %}", "leaves an empty prompt of the problem 'Q1 "),
         (str(tmp_path / "none.jinja"), "cannot be read"),
     ):
         with pytest.raises(ValueError, match=message):
