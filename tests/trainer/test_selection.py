@@ -353,7 +353,7 @@ class Never(Variance):
     ("sampler", "settings", "said"),
     [
         ("varianse", {}, "Did you mean 'variance'"),
-        (Variance, {}, "Variance is a class: give .* or its name 'variance'"),
+        (Variance, {}, r"Variance is a class: give Variance\(...\)"),
         (3, {}, "prompt_sampler must be a name .* got an int"),
         (Twice(), {}, "did not draw 4 different prompts"),
         (Never(), {}, "0 prompts have a positive weight, and a batch takes 4"),
