@@ -282,7 +282,6 @@ def sample_servers(
     concurrency: int | None = None,
     timeout: float = 1800.0,
     patience: float = 600.0,
-    stop: threading.Event | None = None,
 ) -> Iterator[tuple[int, list[Completion]]]:
     """Completions of each prompt, as they finish: ``(index of the prompt, its num_samples completions)``.
 
@@ -302,7 +301,6 @@ def sample_servers(
         concurrency: requests in flight per server; default: enough for 1,024 sequences, 8 to 256.
         timeout: seconds that one request may take.
         patience: seconds to wait for a server that fails.
-        stop: when another thread sets it, the iteration ends, and what is in flight is aborted.
 
     Raises:
         ValueError: there is no server, one refuses a request (HTTP 4xx), or prompts are too long for it.
@@ -320,7 +318,7 @@ def sample_servers(
         return {**body, "prompt": list(prompts[index]), "seed": seeds[index]}
 
     in_flight = min(concurrency or min(256, max(8, _IN_FLIGHT // num_samples)), len(prompts))
-    results = _Dispatch(clients, len(prompts), body_of, in_flight, patience, stop or threading.Event()).results()
+    results = _Dispatch(clients, len(prompts), body_of, in_flight, patience).results()
     return _completions(results, tokenizer, copies)
 
 
@@ -384,7 +382,6 @@ class _Dispatch:
     body_of: Callable[[int], dict[str, Any]]
     in_flight: int
     patience: float
-    stop: threading.Event
 
     def __post_init__(self) -> None:
         self.waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -408,8 +405,6 @@ class _Dispatch:
                 thread.start()
             for _ in range(self.count):
                 result = self._next(threads)
-                if result is None:
-                    return
                 if isinstance(result, RequestRefused):
                     raise ValueError(str(result)) from result
                 if isinstance(result, Exception):
@@ -424,9 +419,9 @@ class _Dispatch:
                 if thread.is_alive():
                     thread.join(0.5)
 
-    def _next(self, threads: Sequence[threading.Thread]) -> tuple[int, list[_Choice]] | Exception | None:
-        """The next result; None if the caller asks to stop."""
-        while not self.stop.is_set():
+    def _next(self, threads: Sequence[threading.Thread]) -> tuple[int, list[_Choice]] | Exception:
+        """The next result."""
+        while True:
             working = any(thread.is_alive() for thread in threads)
             try:
                 return self.done.get(timeout=_POLL)
@@ -437,7 +432,6 @@ class _Dispatch:
                         f"No vLLM server is left at {urls}: none answered within {self.patience:g} s "
                         f"(last error: {self.last_error})."
                     )
-        return None
 
     def _work(self, server: Client) -> None:
         try:

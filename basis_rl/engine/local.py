@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -148,7 +147,6 @@ def sample(
     *,
     num_samples: int = 1,
     batch_size: int = 256,
-    stop: threading.Event | None = None,
 ) -> Iterator[tuple[int, list[Completion]]]:
     """Completions of each prompt, as they are ready: ``(index of the prompt, its num_samples completions)``.
 
@@ -159,19 +157,15 @@ def sample(
         sampling: how.
         num_samples: completions of each prompt.
         batch_size: sequences generated at a time (at least one prompt with all its samples).
-        stop: when another thread sets it, the iteration ends at the next token, without the batch that is under way.
     """
     model.eval()
     config = sampling.generation_config(model, tokenizer)
     ends = set(declared_ends(config))
 
-    def stopped(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        return torch.full((len(input_ids),), stop is not None and stop.is_set(), device=input_ids.device)
-
     # Prompts of similar length together, for less padding. The caller gets the index with each result.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     at_a_time = max(1, batch_size // num_samples)
-    with generating_by(model, config, [stopped], share=True):
+    with generating_by(model, config, [], share=True):
         for start in range(0, len(order), at_a_time):
             chunk = order[start : start + at_a_time]
             rows = [list(prompts[i]) for i in chunk for _ in range(num_samples)]
@@ -179,8 +173,6 @@ def sample(
             output = model.generate(
                 input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], tokenizer=tokenizer
             )
-            if stop is not None and stop.is_set():
-                return
             ids = [_until_end(row, ends) for row in output[:, inputs["input_ids"].shape[1] :].tolist()]
             texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
             completions = [Completion(text, row, row[-1] not in ends) for text, row in zip(texts, ids, strict=True)]

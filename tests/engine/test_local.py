@@ -1,7 +1,5 @@
 """Sampling with transformers: order, counts, lengths, and the same distribution as in training."""
 
-import threading
-
 import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig
@@ -61,15 +59,6 @@ def test_ends_are_the_tokenizers_and_the_checkpoints():
     assert end_tokens(None, tokenizer) == end_tokens(GenerationConfig(), tokenizer) == [own]
     assert end_tokens(GenerationConfig(eos_token_id=own + 1), tokenizer) == [own, own + 1]
     assert end_tokens(GenerationConfig(eos_token_id=[own + 2, own]), tokenizer) == [own, own + 2]
-
-
-def test_a_batch_that_is_stopped_yields_nothing():
-    tokenizer, stop = tiny_tokenizer(), threading.Event()
-    tokens = [prompt_tokens(prompt, tokenizer, {}) for prompt in PROMPTS]
-    settings = Sampling(max_new_tokens=400)
-    results = sample(tiny_model(tokenizer), tokenizer, tokens, settings, batch_size=1, stop=stop)
-    stop.set()
-    assert list(results) == []
 
 
 def test_the_checkpoints_own_generation_settings_are_not_used():
