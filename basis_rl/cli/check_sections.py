@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from statistics import median_high
 from typing import Any
 
@@ -26,7 +27,7 @@ from basis_rl.names import missing_extra
 from basis_rl.recipe.keys import Recipe
 from basis_rl.rewards.base import GoldChecker
 from basis_rl.rewards.judge import JudgeReward
-from basis_rl.run.errors import RolloutError
+from basis_rl.run.errors import RequestRefused, RolloutError
 from basis_rl.run.hub import refuse_push
 from basis_rl.samplers import sampler_name
 from basis_rl.trainer import BasisConfig
@@ -223,9 +224,13 @@ def _server_at(url: str, model: str, footprint: Footprint, warn: Warn) -> str:
     length = footprint.length
     try:
         limit = check_served(url, model)
-    except (RolloutError, ValueError) as error:
+    except (RolloutError, RequestRefused) as error:
+        start = f"Start it before the training: `basis-rl serve {quote(model)}`."
+        warn(f"There is no vLLM server at {url} ({error}). {start}")
+        return f"At {url} no server answers at present."
+    except ValueError as error:
         warn(str(error))
-        return f"At {url} no server of this model answers at present."
+        return f"The server at {url} has another model."
     if footprint.args.vllm_lora_sync == "adapter" and (missing := lora_missing(Client(url))):
         warn(missing)
     if limit is not None and limit < length:

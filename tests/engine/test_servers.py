@@ -214,7 +214,7 @@ def test_check_looks_at_each_server(two, model, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(check_sections, "server_memory", lambda footprint: "")
         line = check_sections.server(recipe, footprint, warnings.append)
-    assert f"The server at {two[0].url} is healthy" in line
+    assert f"The server at {two[0].url} has this model" in line
     assert len(warnings) == 1
     assert f"no vLLM server at {two[1].url}" in warnings[0]
 
