@@ -7,7 +7,7 @@ rollouts; greedy accuracy every eight steps, by weights rounded to bfloat16 (one
 the time). Not TRL's time but the ends and the rollouts to 40, 45 and 50 % are compared.
 
 - Tuning: each row at learning rates a factor of two apart, from 5e-6 and 1e-5 on towards the better one until the end
-  falls, with seeds 10 and 11, which are not counted.
+  falls, with seeds 10 and 11, which are not counted; of their runs the end alone is measured.
 - Counted: the row at that rate with seeds by which nothing was chosen (`COUNTED`).
 
 A run's end is the mean of its last three measurements, and it is at a level where the line between two measurements
@@ -29,7 +29,7 @@ import numpy as np
 
 from basis_rl.text import markdown_table
 from studies.clock.run import ROLLOUTS
-from studies.clock.study import end, planned_run
+from studies.clock.study import LAST, end, planned_run
 from studies.runs import RESULTS, Planned, kept, origins, save_table, study_parser
 
 TUNING = (10, 11)
@@ -62,7 +62,9 @@ class Runs:
         self.found: list[dict[str, Any]] = []
 
     def plan(self, row: str, seed: int, rate: float) -> Planned:
-        return planned_run(self.options, row, seed, rate, rounded=True)
+        # Of a run that only chooses the rate, nothing but the end is read.
+        start = self.options.steps - (LAST - 1) * self.options.every if seed in TUNING else 0
+        return planned_run(self.options, row, seed, rate, start, rounded=True)
 
     def get(self, row: str, seed: int, rate: float) -> dict[str, Any]:
         """The run, with its labels.
@@ -135,6 +137,9 @@ def lines(runs: list[dict[str, Any]]) -> Iterator[list[Any]]:
         seeds = ", ".join(str(run["seed"]) for run in group)
         found = [row, f"{rate:g}", f"{seeds} (not counted)" if is_tuning else seeds]
         found.append(f"{fmean(ends):.1%} ({low:.1%} to {high:.1%})")
+        if is_tuning:
+            yield [*found, *[""] * (len(LEVELS) + 1)]
+            continue
         for level in LEVELS:
             reached = [crossing(run, level) for run in group]
             there = [each for each in reached if each is not None]

@@ -9,6 +9,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +71,15 @@ TABLE_ROLLOUTS = 8
 
 
 class Clock(TrainerCallback):
-    """Measures accuracy before training and every `every` steps, with the time that training has taken until then.
+    """Measures accuracy before training and every `every` steps from step `start` on, with the time that training has
+    taken until then.
 
     The clock stands still during measurements and saves. Points go to `file` at once. A resumed training goes on from
     the last point that its checkpoint has.
     """
 
-    def __init__(self, score: Callable[[], dict[str, float]], every: int, file: Path) -> None:
-        self.score, self.every, self.file = score, every, file
+    def __init__(self, score: Callable[[], dict[str, float]], every: int, file: Path, start: int = 0) -> None:
+        self.score, self.every, self.file, self.start = score, every, file, start
         self.points: list[dict[str, Any]] = json.loads(file.read_text()) if file.is_file() else []
         self.spent = (0.0, 0.0)
         self.began = (0.0, 0.0)
@@ -103,7 +105,7 @@ class Clock(TrainerCallback):
         self.began = self._now()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step % self.every == 0:
+        if state.global_step % self.every == 0 and state.global_step >= self.start:
             self._stop()
             self._measure(state.global_step)
             self.began = self._now()
@@ -197,7 +199,8 @@ def main(argv: list[str] | None = None) -> None:
     with side(plan["row"], plan["settings"]["bf16"]):
         trainer = build(ROWS[plan["row"]], plan["model"], task, plan["settings"], folder / "trainer")
         measured_in = torch.bfloat16 if plan.get("rounded") else torch.float32
-        clock = Clock(lambda: score(trainer, task, measured_in), plan["every"], folder / "points.json")
+        scored = partial(score, trainer, task, measured_in)
+        clock = Clock(scored, plan["every"], folder / "points.json", plan.get("measured_from", 0))
         quiet(trainer).add_callback(clock)
         saved = any((folder / "trainer").glob("checkpoint-*"))
         trainer.train(resume_from_checkpoint=True if saved else None)

@@ -152,8 +152,13 @@ def run(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
     return columns | {"kinds": kinds[-1]} | {name: fmean(values) for name, values in logs.items()}
 
 
-def planned_run(options: argparse.Namespace, row: str, seed: int, learning_rate: float, **more: Any) -> Planned:
-    """One run: the sizes of `options`, and `more` for its plan (`studies.clock.run`)."""
+def planned_run(
+    options: argparse.Namespace, row: str, seed: int, learning_rate: float, measured_from: int = 0, **more: Any
+) -> Planned:
+    """One run: the sizes of `options`, and `more` for its plan (`studies.clock.run`).
+
+    A run of which only the steps from `measured_from` on are measured is no other run.
+    """
     settings = {
         "seed": seed, "max_steps": options.steps, "learning_rate": learning_rate,
         "bf16": options.bf16, "per_device_train_batch_size": options.micro_batch, "save_steps": options.every,
@@ -169,7 +174,8 @@ def planned_run(options: argparse.Namespace, row: str, seed: int, learning_rate:
     folder = options.output / name
     labels = {"task": options.task, "row": row, "seed": seed, "learning_rate": learning_rate}
     labels |= {key: getattr(options, key) for key in ("micro_batch", "threads", "bf16")}
-    return Planned(labels, options.output / f"{name}.json", plan, partial(run, plan, folder))
+    make = partial(run, {**plan, "measured_from": measured_from}, folder)
+    return Planned(labels, options.output / f"{name}.json", plan, make)
 
 
 def planned(options: argparse.Namespace) -> list[Planned]:
