@@ -12,7 +12,7 @@ the time). Not TRL's time but the ends and the rollouts to 40, 45 and 50 % are c
 
 A run's end is the mean of its last three measurements, and it is at a level where the line between two measurements
 crosses it. Runs are stored, so the command can be stopped at any time and called again.
-Result: ``studies/results/control.json``.
+Results: ``studies/results/control.json`` and a plot.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import numpy as np
 from basis_rl.text import markdown_table
 from studies.clock.run import ROLLOUTS
 from studies.clock.study import LAST, end, planned_run
+from studies.drawing import panels, style, title
 from studies.runs import RESULTS, Planned, kept, origins, save_table, study_parser
 
 TUNING = (10, 11)
@@ -46,6 +47,13 @@ COUNTED = {
     "grpo, groups of 4": 3,
 }
 LEVELS = (0.40, 0.45, 0.50)
+# Rows of the plot.
+SHOWN = {
+    "least variance, frontier": "one rollout, basis_history, frontier",
+    "none": "one rollout, no baseline",
+    "none, groups of 8": "groups of eight, no baseline",
+    "grpo": "groups of eight, grpo",
+}
 RESAMPLED = 2_000
 
 
@@ -153,6 +161,22 @@ def table(runs: list[dict[str, Any]]) -> str:
     return markdown_table(list(lines(runs)), [*head, "seconds a step"])
 
 
+def draw(runs: list[dict[str, Any]], path: Path) -> None:
+    """Accuracy over rollouts of the counted runs: the median over seeds, and a band from the lowest to the highest."""
+    with panels(path, 1, 1, width=6.6, height=4.0) as (axis,):
+        for index, row in enumerate(row for row in SHOWN if row in {run["row"] for run in runs}):
+            group = [run for run in runs if run["row"] == row]
+            accuracy = 100 * np.array([run["accuracy"] for run in group])
+            rollouts = ROLLOUTS * np.array(group[0]["step"])
+            look = style(index)
+            label = f"{SHOWN[row]} ({group[0]['learning_rate']:g})"
+            axis.plot(rollouts, np.median(accuracy, axis=0), label=label, **look)
+            axis.fill_between(rollouts, accuracy.min(axis=0), accuracy.max(axis=0), color=look["color"], alpha=0.15)
+        title(axis, "", "rollouts", "greedy accuracy on held-out problems, %")
+        axis.set_ylim(bottom=0)
+        axis.legend(frameon=False, loc="lower right")
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = study_parser(__doc__, "control")
     parser.add_argument("--model", default="runs/smollm2/model", help="folder with SmolLM2-135M-Instruct")
@@ -185,6 +209,8 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     facts |= {key: getattr(options, key) for key in ("steps", "held_out", "problems")}
     save_table("control", facts, runs.found, options.results)
     print(table(runs.found))
+    if counted := [run for run in runs.found if run["seed"] not in TUNING]:
+        draw(counted, options.results / "control.png")
     return runs.found
 
 
