@@ -7,9 +7,12 @@ import gzip
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 from datasets import Dataset, load_dataset, load_from_disk
 from datasets.utils import disable_progress_bars
+from pandas.api.types import is_numeric_dtype
 from pandas.errors import ParserWarning
 
 from basis_rl.names import file_format
@@ -38,13 +41,13 @@ def load_files(name: str, paths: Sequence[Path]) -> Dataset:
         raise ValueError(f"dataset_name: '{name}' are files of several formats, {', '.join(sorted(formats))}.")
     (kind,) = formats
     empty = not any(_first_line(path) for path in paths)
-    # Without index_col, pandas takes the first column for row labels where every row has a field more than the header.
-    layout = {"sep": _separator(_first_line(paths[0])), "index_col": False} if kind == "csv" else {}
     try:
         disable_progress_bars()
         with warnings.catch_warnings():
             warnings.simplefilter("error", ParserWarning)
-            return load_dataset(kind, data_files=list(map(str, paths)), split="train", **layout)
+            if kind == "csv":
+                return _load_csv(paths)
+            return load_dataset(kind, data_files=list(map(str, paths)), split="train")
     except Exception as error:
         if empty or "corresponds to no data" in str(error):
             raise ValueError(f"dataset_name: the file '{name}' holds no rows.") from error
@@ -55,6 +58,22 @@ def load_files(name: str, paths: Sequence[Path]) -> Dataset:
         ending = paths[0].name.removesuffix(".gz").rpartition(".")[2]
         said = f"{ending} ({type(reason).__name__}: {' '.join(str(reason).split())[:300]})"
         raise ValueError(f"dataset_name: '{name}' cannot be read as {said}.") from error
+
+
+def _load_csv(paths: Sequence[Path]) -> Dataset:
+    """Rows of texts; a column has numbers or truth values only if these, written out, are the same texts again.
+
+    Else pandas would make 7 of a gold 007, and nothing of None.
+    """
+    # Without index_col, pandas takes the first column for row labels where every row has a field more than the header.
+    layout: dict[str, Any] = {"sep": _separator(_first_line(paths[0])), "index_col": False, "low_memory": False}
+    layout |= {"keep_default_na": False, "na_values": [""]}
+    rows = pd.concat([pd.read_csv(path, dtype=str, **layout) for path in paths])
+    typed = pd.concat([pd.read_csv(path, **layout) for path in paths])
+    for column in rows:
+        if is_numeric_dtype(typed[column]) and (typed[column].astype(str) == rows[column]).all():
+            rows[column] = typed[column]
+    return Dataset.from_pandas(rows, preserve_index=False)
 
 
 def _first_line(path: Path) -> str:

@@ -9,6 +9,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from basis_rl.data import DataArguments, load_prompts, problem_text, prompt_id
+from basis_rl.data.files import load_files
 from basis_rl.rewards import MathVerifyReward
 
 ROWS = [{"question": f"What is {i} + {i}?", "answer": f"It is\n#### {2 * i}"} for i in range(60)]
@@ -295,6 +296,26 @@ def test_files_of_every_kind_have_the_same_rows(name, tmp_path, monkeypatch):
             load(name, dataset_train_split="none")
 
 
+def test_cells_of_a_csv_file_stay_as_they_are_written(tmp_path):
+    """And are numbers where nothing is lost by it, for rewards that calculate with them."""
+    columns = {
+        "answer": ["007", "08"], "missing": ["NA", "None"], "lower": ["true", "false"], "price": ["1.50", "2.5"],
+        "long": ["123456789012345678901", "5"], "count": ["1", "2"], "share": ["0.5", "1.25"],
+        "given": ["True", "False"],
+    }  # fmt: skip
+    lines = [columns, *zip(*columns.values(), strict=True)]
+    (tmp_path / "a.csv").write_text("".join(",".join(["q", *line]) + "\n" for line in lines))
+    (tmp_path / "b.csv").write_text("q,count\n1,1\n2,x\n")
+    numbers = {"count": [1, 2], "share": [0.5, 1.25], "given": [True, False]}
+    found = load_files("a", [tmp_path / "a.csv"])
+    assert {name: list(found[name]) for name in columns} == columns | numbers
+    assert list(load_files("b", [tmp_path / "b.csv"])["count"]) == ["1", "x"]
+    (tmp_path / "c.csv").write_text("q,count\n3,\n4,5\n")
+    both = load_files("b", [tmp_path / "c.csv", tmp_path / "b.csv"])
+    assert list(both["q"]) == [3, 4, 1, 2]
+    assert list(both["count"]) == [None, "5", "1", "x"]
+
+
 def test_a_conversation_is_taken_up_to_the_assistants_answer(tmp_path):
     answer = {"role": "assistant", "content": "2"}
     path = write(tmp_path, [{"prompt": [SYSTEM, USER, answer], "answer": 1}, {"prompt": [*TURNS, answer], "answer": 2}])
@@ -357,7 +378,7 @@ def test_problem_text_is_what_the_user_says():
         ("a.jsonl", b'{"text": "a", "label": "b"}', r"none of the columns .* only \['text', 'label'\]"),
         ("a.jsonl", b'{"problem": "p", "answer": null}', r"Row 0 of .* has no gold: column 'answer' holds None"),
         ("a.json", b"", "the file '.*a.json' holds no rows"),
-        ("a.csv", b"question,answer\n", "the file '.*a.csv' holds no rows"),
+        ("a.csv", b"question,answer\n", "a.csv' has no training problem"),
         ("a.jsonl", b'{"question": "1", "answer": "2"}\n{"question":\n', r"read as jsonl \(.*parse error.*in row 1"),
         ("a.csv", b"question,answer\na,1+1,2\nb,1+2,3\n", r"read as csv \(ParserWarning: Length of header"),
         ("a.csv", b'question,answer\n"1+1,2\n', r"read as csv \(.*EOF inside string starting at row 1"),
