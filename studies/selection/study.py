@@ -1,6 +1,7 @@
 """Does it help to choose prompts by the value belief, and when do estimators differ?
 
-    python -m studies.selection.study [--again | --long | --unequal | --task alike] [--runs N] [--report] [--quick]
+    python -m studies.selection.study [--again | --long | --unequal | --target | --judge | --task alike]
+        [--runs N] [--report] [--quick]
 
 The task is similar to RLVR (`studies.selection.task`): 66 % of the prompts are nearly solved; 19 % are hard, because
 they need two right choices among strategies of which the likeliest is wrong; and 15 % are impossible. Each row of the
@@ -11,10 +12,11 @@ that a prompt sampler discards count. The rollouts of a value table, which only 
 Accuracy and pass@8 are measured with eight rollouts at temperature 1 for each held-out prompt, easy and hard ones.
 
 ``--again`` repeats the most important rows with six further seeds: the settings that are recommended were chosen by
-the results of the first three. ``--task alike`` has prompts of one difficulty, so nothing can be gained by choosing.
-``--long`` is four times as long, to see which rows collapse. ``--unequal`` compares equal groups with those that
-``max_generations`` divides by the belief. With ``--rows`` or ``--samplers``, each of the rows is run
-with each of the samplers.
+the results of the first three. ``--target`` has the rows that take the baseline of least variance, and ``--judge`` has
+these and three others with the further seeds, each at the rate that suited it best with the first three.
+``--task alike`` has prompts of one difficulty, so nothing can be gained by choosing. ``--long`` is four times as long,
+to see which rows collapse. ``--unequal`` compares equal groups with those that ``max_generations`` divides by the
+belief. With ``--rows`` or ``--samplers``, each of the rows is run with each of the samplers.
 
 How the task was chosen: the choices below were made with uniform prompts and one seed only, and not to favour any row.
 The warm start (1,500 steps, about two minutes) leaves easy prompts at 87 %, hard ones at 6 % and the pass@8 of hard
@@ -66,6 +68,7 @@ GAUSSIAN, TEXT = "basis_history, gaussian", "basis_history, text, gaussian"
 LCB_TEXT = "basis_history, text, lcb"
 # Without a table, Beta beliefs; the others have ``target: value``, which was the default when they were measured.
 OPTIMAL, OPTIMAL_TOKEN = "basis_history, optimal", "basis_history, optimal_token"
+OPTIMAL_LCB, MEAN_OPTIMAL = "basis_history, optimal, lcb", "batch_mean, optimal"
 HISTORY_TABLE = "basis_history, table, gaussian"
 UNEQUAL = "grpo G=8, at most 24"
 # The baseline of a row, and its rollouts per prompt.
@@ -79,6 +82,8 @@ ROWS: dict[str, tuple[str, int]] = {
     LCB_TABLE: ("basis_history", 1),  # the same with a table
     LCB_TEXT: ("basis_history", 1),  # the same without a table, with the prior from the text
     OPTIMAL: ("basis_history", 1),
+    OPTIMAL_LCB: ("basis_history", 1),
+    MEAN_OPTIMAL: ("batch_mean", 1),
     OPTIMAL_TOKEN: ("basis_history", 1),
     TEXT: ("basis_history", 1),  # no table, but the prior from the text that the belief beside other baselines has
     "none": ("none", 1),
@@ -107,8 +112,13 @@ PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "long": ((GROUPS, UNIFORM), (LCB, BEST), ("none", UNIFORM), ("none", BEST)),
     "unequal": ((GROUPS, UNIFORM), (UNEQUAL, UNIFORM), (GROUPS, BEST), (UNEQUAL, BEST)),
+    "target": (
+        (OPTIMAL, BEST), (OPTIMAL, "frontier"), (OPTIMAL_LCB, BEST), (MEAN_OPTIMAL, BEST), (OPTIMAL, UNIFORM),
+    ),
     "alike": ((GROUPS, UNIFORM), (GAUSSIAN, UNIFORM), (LCB, UNIFORM), (LCB, BEST)),
 }  # fmt: skip
+# At their best rates in the table of the whole study.
+PAIRS["judge"] = (*PAIRS["target"], ("none", BEST), (GROUPS, UNIFORM), (LCB, BEST))
 RATES, ONE_RATE, LONG = [3e-4, 6e-4, 9e-4], [6e-4], 4  # LONG: how many times as long
 SEEDS, FURTHER_SEEDS = [0, 1, 2], [3, 4, 5, 6, 7, 8]
 ENTROPIES = 4  # logged values that the entropy at the end is the mean of
@@ -211,12 +221,14 @@ def baseline_of(row: str, folder: Path) -> Baseline:
     """The baseline of a row; those of `TABLES` read the seed's value table."""
     settings: dict[str, Any] = {"values": folder / "values"} if row in TABLES else {}
     if ROWS[row][0] == "basis_history":
-        settings["target"] = {OPTIMAL: "optimal", OPTIMAL_TOKEN: "optimal_token"}.get(row, "value")
+        settings["target"] = "optimal_token" if row == OPTIMAL_TOKEN else "value"
+    if row in (OPTIMAL, OPTIMAL_LCB, MEAN_OPTIMAL):
+        settings["target"] = "optimal"
     if row in (TEXT, LCB_TEXT):
         settings["prior"] = "text"
     if row in (GAUSSIAN, HISTORY_TABLE, TEXT):
         settings["belief"] = "gaussian"
-    if row in (LCB, LCB_TABLE, LCB_TEXT):
+    if row in (LCB, LCB_TABLE, LCB_TEXT, OPTIMAL_LCB):
         settings["lcb"] = 1.0
     return build_baseline(ROWS[row][0], **settings)
 
@@ -274,11 +286,21 @@ def pairs(part: str, rows: list[str] | None, samplers: list[str] | None) -> list
     return [(row, sampler) for sampler in samplers for row in rows if sampler != DYNAMIC or ROWS[row][1] > 1]
 
 
+def best_rates(row: str, sampler: str) -> list[float]:
+    """The rate that suits a row best among the runs that are stored for choosing it."""
+    _, runs = read_table(RESULTS / "selection_study.json")
+    _, others = read_table(RESULTS / "selection_study_target.json")
+    lines = report.summary([*runs, *others], TASKS[Scale.task].judged)
+    return [
+        line["learning_rate"] for line in lines if line["best"] and (line["row"], line["sampler"]) == (row, sampler)
+    ]
+
+
 def planned(scale: Scale, options: argparse.Namespace) -> list[Planned]:
     """All requested runs: the first row at all rates and with all seeds, then the next row."""
     found = []
     for row, sampler in pairs(options.part, options.rows, options.samplers):
-        for rate in options.rates:
+        for rate in best_rates(row, sampler) if options.judge else options.rates:
             for seed in options.seeds:
                 labels = {"row": row, "sampler": sampler, "learning_rate": rate, "seed": seed}
                 name = "-".join((row, sampler, f"{rate:g}", f"seed{seed}")).replace(", ", "-").replace(" ", "-")
@@ -295,6 +317,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     kinds.add_argument("--again", action="store_true", help=f"fewer rows, and seeds {FURTHER_SEEDS}")
     kinds.add_argument("--long", action="store_true", help=f"train on {LONG} times as many rollouts, with fewer rows")
     kinds.add_argument("--unequal", action="store_true", help="equal groups, and groups divided by the belief")
+    kinds.add_argument("--target", action="store_true", help="rows with the baseline of least variance")
+    kinds.add_argument("--judge", action="store_true", help=f"these at their best rates, and seeds {FURTHER_SEEDS}")
     kinds.add_argument("--task", choices=list(TASKS), default=Scale.task)
     parser.add_argument("--budget", type=int, help=f"rollouts per run ({Scale.budget}; {LONG} times that with --long)")
     parser.add_argument(
@@ -307,9 +331,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--report", action="store_true", help="print and plot the stored table, and train nothing")
     options = parser.parse_args(argv)
     alike = options.task if options.task != Scale.task else ""
-    options.part = next((each for each in ("again", "long", "unequal") if getattr(options, each)), alike)
+    parts = ("again", "long", "unequal", "target", "judge")
+    options.part = next((each for each in parts if getattr(options, each)), alike)
     options.rates = options.rates or (ONE_RATE if options.part in ("long", "unequal", "alike") else RATES)
-    options.seeds = options.seeds or (FURTHER_SEEDS if options.again else SEEDS)
+    options.seeds = options.seeds or (FURTHER_SEEDS if options.again or options.judge else SEEDS)
     options.budget = options.budget or Scale.budget * (LONG if options.long else 1)
     options.study = "_".join(filter(None, ("selection_study", options.part)))
     return options
