@@ -22,7 +22,6 @@ def panels(path: Path, rows: int, columns: int, *, width: float = 4.6, height: f
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
-    from PIL import Image
 
     with matplotlib.rc_context({"font.size": 10, "font.family": "sans-serif"}):
         figure, grid = plt.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False)
@@ -33,11 +32,19 @@ def panels(path: Path, rows: int, columns: int, *, width: float = 4.6, height: f
             axis.set_axisbelow(True)
             axis.spines[["top", "right"]].set_visible(False)
         figure.tight_layout()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=110, facecolor="white", bbox_inches="tight", pad_inches=0.08)
-        plt.close(figure)
+        save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write the figure with few colours, which is a third of the size, and close it."""
+    from matplotlib import pyplot as plt
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, facecolor="white", bbox_inches="tight", pad_inches=0.08)
+    plt.close(figure)
     with Image.open(path) as picture:
-        picture.convert("RGB").quantize(128).save(path, optimize=True)  # a third of the size
+        picture.convert("RGB").quantize(128).save(path, optimize=True)
     print(f"plot: {path}")
 
 

@@ -34,6 +34,7 @@ import matplotlib.pyplot as plt
 from basis_rl.engine.server import Server, ServerOptions
 from basis_rl.text import markdown_table
 from studies.clock.run import ROWS as CLOCK_ROWS
+from studies.drawing import save
 from studies.runs import Planned, kept_runs, placed, save_table, study_parser
 
 STREAM = {"rollouts": "stream"}
@@ -199,9 +200,7 @@ def draw(runs: list[dict[str, Any]], level: float, path: Path) -> None:
     right.set_yticks(range(len(names)), [": ".join(name) for name in reversed(names)])
     right.set(xlabel="seconds per 1,000 trained tokens (dots: seeds)")
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

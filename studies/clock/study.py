@@ -32,6 +32,7 @@ import matplotlib.pyplot as plt
 from basis_rl.text import markdown_table
 from studies.clock.run import ROLLOUTS, ROWS
 from studies.clock.tasks import TASKS
+from studies.drawing import save
 from studies.runs import RESULTS, Planned, kept_runs, placed, read_table, save_table, study_parser
 
 FIRST = ("TRL", "TRL, head fixed", "grpo", "basis_history, frontier", "none")
@@ -126,8 +127,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
 def run(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
