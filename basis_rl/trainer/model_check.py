@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator, DistributedType
 from torch import nn
-from transformers import AutoTokenizer
+from transformers import AutoProcessor, AutoTokenizer
+from trl.trainer.utils import get_config_model_id
 
 from basis_rl.run.checkpoint import is_broken
 from basis_rl.trainer.config import BasisConfig
@@ -41,6 +42,17 @@ def check_saved(name: str, tokenizer: Any = None) -> None:
             f"model_name_or_path: '{name}' has no tokenizer: all texts give the same tokens. Save it beside the "
             "weights, with tokenizer.save_pretrained."
         )
+
+
+def processor_of(model: str | nn.Module, args: BasisConfig) -> Any:
+    """The tokenizer or processor that TRL loads where none is given, so that the checks of the data know it."""
+    return AutoProcessor.from_pretrained(
+        model if isinstance(model, str) else get_config_model_id(model.config),
+        revision=(args.model_init_kwargs or {}).get("revision"),
+        truncation_side="left",
+        padding_side="left",
+        trust_remote_code=args.trust_remote_code,
+    )
 
 
 def check_trained(model: nn.Module) -> None:

@@ -706,8 +706,8 @@ def check_rows(plan: Plan) -> None:
             reward.check_prompts([problem_text(prompt) for prompt in rows["prompt"]])
 
 
-def check_templates(plan: Plan, config: Any = None) -> None:
-    """The tokenizer, if it is known yet, makes of the first prompts what the model was trained to read.
+def check_templates(plan: Plan) -> None:
+    """The tokenizer, if one is known, makes of the first prompts what the model was trained to read.
 
     Reward functions that ask for the rendered prompts are given them.
     """
@@ -957,7 +957,7 @@ def validate_baseline(plan: Plan, config: Any) -> None:
         ) from error
 
 
-WITH_MODEL: tuple[Callable[[Plan, Any], None], ...] = (check_templates, check_context, check_adapter, validate_baseline)
+WITH_MODEL: tuple[Callable[[Plan, Any], None], ...] = (check_context, check_adapter, validate_baseline)
 
 
 def validates(baseline: Baseline) -> bool:

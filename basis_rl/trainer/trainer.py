@@ -78,6 +78,7 @@ from basis_rl.trainer.model_check import (
     check_saved,
     check_trained,
     copy_reference,
+    processor_of,
     refuse_sharded_reference,
     warn_of_rounding,
 )
@@ -180,9 +181,10 @@ class BasisTrainer(GRPOTrainer):
         refuse_unknown("BasisTrainer", kwargs, arguments)
         if plan is None:
             plan = plan_run(model, reward_funcs, args, baseline, objective, prompt_sampler, **kwargs)
-            plan = with_data(plan, train_dataset, eval_dataset)
             if isinstance(model, str):
                 check_saved(model, plan.tokenizer)
+            processor = plan.tokenizer or processor_of(model, plan.args)
+            plan = with_data(plan, train_dataset, eval_dataset, processing_class=processor)
         args = plan.args
         self.baseline = plan.baseline
         self.objective = plan.objective

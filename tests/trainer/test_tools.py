@@ -15,7 +15,7 @@ from basis_rl.trainer import BasisTrainer, turns
 from basis_rl.trainer.tool_check import as_functions, check_tools, end_of_turn, prepare_tokenizer
 from basis_rl.trainer.turns import harmless, has_void_turn, read_turn
 from examples.quickstart.warm_start import save
-from tests.support.tiny import config, sums, tiny_tokenizer, tiny_trainer
+from tests.support.tiny import config, sums, tiny_model, tiny_tokenizer, tiny_trainer
 from tests.support.tooled import Kept, by_rule, decided_model, ending, expression, last_turn, tokenizer, trainer
 
 
@@ -406,6 +406,18 @@ def test_a_base_models_turns_end_where_the_template_ends_them(tmp_path):
     before = dict(args.generation_kwargs)
     prepare_tokenizer(tok, args)
     assert args.generation_kwargs == before
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_base_models_turns_end_so_too_where_python_gives_no_tokenizer(named, tmp_path):
+    tok = tokenizer()
+    tok.eos_token = tok.pad_token
+    model = tiny_model(tok)
+    save(model, tok, tmp_path / "model")
+    model.config._name_or_path = str(tmp_path / "model")
+    given = {"model": str(tmp_path / "model") if named else model, "processing_class": None, "tools": [calculator]}
+    trained = tiny_trainer(tmp_path, "rloo", **given, max_tool_calling_iterations=2)
+    assert trained.processing_class.eos_token == "<|im_end|>"
 
 
 def test_a_run_with_tools_resumes(tmp_path):
