@@ -8,7 +8,7 @@ and 1 with 0.2 more for a rollout that is one boxed integer. Baselines whose adv
 but `none`) train with them as with 0 and 1, since Adam divides by the gradient's size; one is run to see it.
 
 Every row is judged at its own best of four rates, after 80 and after 400 steps. The rates are chosen by two seeds
-(``--part tune``) by which nothing is judged, and five others are judged at them (``--part judge``, which needs all
+(``--part tune``) by which nothing is judged, and others are judged at them (``--part judge``, which needs all
 runs of the first part). Measured on 300 held-out problems, eight rollouts each at temperature 1: accuracy and pass@8;
 and the entropy of the policy's tokens over the last steps.
 

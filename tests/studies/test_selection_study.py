@@ -116,3 +116,15 @@ def test_a_run_is_measured_by_rollouts_and_ends_with_its_budget():
             stopped = drawn
     assert [point.rollouts for point in measured.points] == [0, 128, 330, 450]
     assert stopped == 450
+
+
+def test_rows_are_judged_at_one_rate_each_by_seeds_that_chose_nothing(tmp_path):
+    options = study.parse(["--judge"])
+    options.output = tmp_path
+    rates = {}
+    for plan in study.planned(study.Scale(), options):
+        rates.setdefault((plan.labels["row"], plan.labels["sampler"]), []).append(plan.labels["learning_rate"])
+        assert plan.labels["seed"] in study.FURTHER_SEEDS
+    assert list(rates) == list(study.PAIRS["judge"])
+    assert all(len(found) == len(study.FURTHER_SEEDS) and len({*found}) == 1 for found in rates.values())
+    assert rates["basis_history, optimal", "frontier"][0] == 6e-4
