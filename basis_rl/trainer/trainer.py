@@ -305,7 +305,7 @@ class BasisTrainer(GRPOTrainer):
         self.reward_funcs = self.functions
         self._rewards_per_func: Tensor | None = None
         self._uniform = UniformRewards(args.max_uniform_batches)
-        self._first = FirstRollouts(self.eos_token_ids, args.max_completion_length, boxes=reads_boxes(self.functions))
+        self._first = FirstRollouts(args.max_completion_length, boxes=reads_boxes(self.functions))
         self._drawn: list[Rollout] = []
         # Prompts of the generation batch, where environments make them.
         self._begun: list[Any] = []
@@ -704,13 +704,13 @@ class BasisTrainer(GRPOTrainer):
         guard = getattr(self, "_guard", None)
         self._guarded = functions if guard is None else guard.guarded(functions, self.reward_func_names)
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, token_ids: Any) -> Tensor:
         if self.tools:
             self._log_all(self.turns.take_metrics(completions))
         rewards = self._known_rewards
         self._known_rewards = None
         if rewards is None:
-            rewards = self._scores(inputs, prompts, completions, *args)
+            rewards = self._scores(inputs, prompts, completions, token_ids)
             self._turn_rewards = self._guard.turn_rewards(len(prompts))
         self._rewards_per_func = rewards
         for row, prompt in zip(inputs, self._begun, strict=False):
@@ -720,7 +720,7 @@ class BasisTrainer(GRPOTrainer):
             # together.
             values = self._pending_extra_logs[column]
             values[:] = [*values, *[None] * len(prompts)][: len(prompts)]
-        self._drawn = list(map(Rollout, prompts, completions, *args))
+        self._drawn = list(map(Rollout, prompts, completions, token_ids, map(self._is_truncated, token_ids)))
         return rewards
 
     def _scores(self, inputs: Any, prompts: Any, completions: Any, token_ids: list[list[int]]) -> Tensor:
@@ -929,8 +929,8 @@ class BasisTrainer(GRPOTrainer):
         if not self.args.keep_rollouts_mb:
             return
         chances = self.selection.chances(batch.step) if self.selection is not None else None
-        pairs = [(each.token_ids, row.get("solution")) for each, row in zip(self._drawn, inputs, strict=True)]
-        ends = gather_object([(len(ids), self._is_truncated(ids), gold) for ids, gold in pairs])
+        pairs = zip(self._drawn, inputs, strict=True)
+        ends = gather_object([(len(each.token_ids), each.truncated, row.get("solution")) for each, row in pairs])
         if self.accelerator.is_main_process:
             values = per_rollout(baseline, batch.action_mask)
             rows = rollout_rows(self._logs, batch, values, chances, ends)
