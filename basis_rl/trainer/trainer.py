@@ -72,7 +72,7 @@ from basis_rl.trainer.gather import gather_batch, gather_rows, local_rows, promp
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
 from basis_rl.trainer.grading import Grader
 from basis_rl.trainer.logs import StepMeans, distinct, of_kind, per_rollout, rollout_rows, set_aside, without_infinities
-from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, depending_on_micro_batches, token_means
+from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, depending_on_micro_batches, token_means
 from basis_rl.trainer.micro_batches import by_tokens, check_token_budget, parts_of, rows_within
 from basis_rl.trainer.model_check import (
     check_saved,
@@ -111,7 +111,7 @@ from basis_rl.trainer.selection import Coverage, EpochIndices, Resampling, Selec
 from basis_rl.trainer.step_time import StepTimer, padding_metrics
 from basis_rl.trainer.stream import Pace, Stream, StreamedBatches
 from basis_rl.trainer.turns import Turns, count_turn, reading_calls
-from basis_rl.types import Advantages, RolloutBatch
+from basis_rl.types import Advantages, RolloutBatch, action_mask
 from basis_rl.values.provenance import fingerprint, reward_code, weights_fingerprint
 
 # Raised on every rank at once.
