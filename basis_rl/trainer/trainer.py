@@ -1510,7 +1510,7 @@ def _vllm(args: BasisConfig) -> AbstractContextManager[None]:
         raise ValueError(f"use_vllm: vLLM is installed but cannot be imported: {error}") from error
     on_cpu = args.use_cpu or not torch.cuda.is_available()
     exact = not (args.bf16 or args.fp16)
-    fastest = "folder" if on_cpu or args.several_servers else "nccl"
+    fastest = "folder" if on_cpu or len(args.server_urls) > 1 else "nccl"
     settings = SyncSettings(
         transfer=fastest if args.vllm_weight_sync == "auto" else args.vllm_weight_sync,
         folder=Path(args.vllm_sync_folder) if args.vllm_sync_folder else None,
