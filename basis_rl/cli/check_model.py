@@ -54,8 +54,7 @@ def rollouts(recipe: Recipe, plan: Plan, count: int, warn: Warn) -> str:
     weights = torch.tensor(args.reward_weights or [1.0] * len(functions))
     scores = torch.tensor([call(function, repeated, said) for function in functions])
     totals = total_rewards(scores.T, weights).tolist() if functions else []
-    limit = args.max_completion_length
-    if totals and (message := explanation(totals, found, limit, boxes=reads_boxes(functions))):
+    if totals and (message := explanation(totals, found, args.max_completion_length, boxes=reads_boxes(functions))):
         warn(message)
     every = -(-len(found) // _MOST_SHOWN)
     pairs = list(zip(found, totals or [float("nan")] * len(found), strict=True))[::every]
