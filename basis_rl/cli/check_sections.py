@@ -114,7 +114,7 @@ def tools(found: Sequence[Any], args: BasisConfig) -> str:
         f"{'without a limit' if rounds is None else f'{rounds} times at most'}. max_completion_length "
         f"({args.max_completion_length}) holds all turns together, and what the tools say."
     ]
-    lines += [f"{tool.__name__}: {tool.isolation}." for tool in found if hasattr(tool, "isolation")]
+    lines += [f"{tool.__name__}: {tool.isolation}." for tool in found if getattr(tool, "isolation", None)]
     return "\n".join(lines)
 
 
