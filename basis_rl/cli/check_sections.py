@@ -244,8 +244,7 @@ def _server_at(url: str, model: str, footprint: Footprint, warn: Warn) -> str:
 
 def streaming(recipe: Recipe, footprint: Footprint) -> str:
     """What streamed rollouts ask of the server, of which the servers that are there already tell their room."""
-    args = footprint.args
-    urls = [] if recipe.run.serve else args.server_urls
+    urls = [] if recipe.run.serve else footprint.args.server_urls
     rooms = [room for each in urls if (room := Client(each).cache_tokens()) is not None]
     return report.streaming(footprint, sum(rooms) if rooms else None)
 

@@ -53,7 +53,6 @@ class EvalPlan:
         self.config = config
         self.tokenizer = tokenizer
         self.reward = reward
-        self.template = options.template_kwargs
         asked: Any = {"conversational": tokenizer.chat_template is not None, "limit": options.limit}
         loaded = [benchmarks.load_benchmark(item, options.data, **asked) for item in options.benchmarks]
         if options.dataset_name:
@@ -65,7 +64,7 @@ class EvalPlan:
             check_reward_columns(problems.dataset, [reward], f"data set {problems.name}")
         loaded = [benchmarks.checked(problems, reward, options.on_invalid_gold) for problems in loaded]
         prompts = [problems.dataset["prompt"] for problems in loaded]
-        texts = [[rendered_prompt(prompt, tokenizer, self.template) for prompt in each] for each in prompts]
+        texts = [[rendered_prompt(prompt, tokenizer, options.template_kwargs) for prompt in each] for each in prompts]
         tell_rewards([reward], [text for each in texts for text in each], tokenizer)
         # Tokens of context.
         self.needed = 0
@@ -112,7 +111,7 @@ class EvalPlan:
 
     def _prepare(self, problems: Problems, texts: list[str]) -> Evaluation:
         options = self.options
-        tokens = [prompt_tokens(prompt, self.tokenizer, self.template) for prompt in problems.dataset["prompt"]]
+        tokens = [prompt_tokens(p, self.tokenizer, options.template_kwargs) for p in problems.dataset["prompt"]]
         template = self.tokenizer.chat_template
         sampling, rollouts = self._sampling(problems.benchmark, self._max_new_tokens(problems.name, tokens))
         settings = {
@@ -123,7 +122,7 @@ class EvalPlan:
             "prompt_template": options.prompt_template or (BOXED if options.benchmarks else None),
             "system_prompt": options.system_prompt,
             "chat_template": fingerprint(template) if isinstance(template, str) else None,
-            "chat_template_kwargs": self.template,
+            "chat_template_kwargs": options.template_kwargs,
             "reward": getattr(self.reward, "version", None) or code_identity(self.reward),
             "seed": options.seed,
         }

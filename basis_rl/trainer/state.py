@@ -60,12 +60,7 @@ def load_baseline(folder: str | Path, baseline: Baseline) -> int:
 
 def dataset_identity(prompt_ids: Sequence[str] | None) -> str | None:
     """A hash over the ids of the training prompts in their order; None where they are not known."""
-    if prompt_ids is None:
-        return None
-    digest = hashlib.sha256()
-    for name in prompt_ids:
-        digest.update(f"{name}\n".encode())
-    return digest.hexdigest()[:16]
+    return None if prompt_ids is None else fingerprint("".join(f"{name}\n" for name in prompt_ids))
 
 
 class PendingBatches:
@@ -266,7 +261,7 @@ def as_json(value: Any) -> Any:
         return f"{type(value).__name__} {digest[:16]}"
     if isinstance(value, Mapping):
         text = json.dumps({str(key): as_json(entry) for key, entry in value.items()}, sort_keys=True)
-        return text if len(text) < 200 else f"mapping {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return text if len(text) < 200 else f"mapping {fingerprint(text)}"
     if isinstance(value, list | tuple | set | frozenset):
         return [as_json(entry) for entry in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
     if isinstance(value, Path):
