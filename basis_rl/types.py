@@ -146,3 +146,8 @@ class RunContext:
     provenance: Mapping[str, str | float]
     texts: Mapping[str, str] = field(default_factory=dict)
     reward_range: tuple[float, float] | None = None
+
+
+def action_mask(inputs: Mapping[str, Any]) -> Tensor:
+    """``(B, T)`` of TRL's batch, 1 on the tokens that the policy sampled: no padding, no output of tools."""
+    return inputs["completion_mask"] * inputs.get("tool_mask", 1)

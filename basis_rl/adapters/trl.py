@@ -14,6 +14,7 @@ from basis_rl.adapters.base import Estimator
 from basis_rl.baselines import Baseline
 from basis_rl.data.rows import problem_text
 from basis_rl.identity import row_id
+from basis_rl.types import action_mask
 
 STATE_FILE = "baseline.pt"
 
@@ -54,7 +55,7 @@ class BaselineMixin:
         """This rank's advantages, ``(B,)`` or with a baseline of each token ``(B, T)``."""
         weighted = self._rewards_per_func * self.reward_weights.to(self._rewards_per_func.device)
         rewards = weighted.nansum(dim=1).masked_fill(weighted.isnan().all(dim=1), torch.nan)
-        own = output["completion_mask"] * output.get("tool_mask", 1)
+        own = action_mask(output)
         mask = self.accelerator.gather(self.accelerator.pad_across_processes(own, dim=1))
         # TRL puts the rollouts of a prompt next to each other, over all ranks.
         groups = [row // self.num_generations for row in range(len(prompt_ids))]

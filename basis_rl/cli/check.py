@@ -16,7 +16,7 @@ from basis_rl.conformance.named import conform
 from basis_rl.estimate.footprint import planned, read_launch
 from basis_rl.estimate.memory import Launch
 from basis_rl.estimate.report import Footprint, Warn, arithmetic, disk, memory
-from basis_rl.recipe.build import build_tools, check_recipe
+from basis_rl.recipe.build import check_recipe
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.words import parse_value
@@ -97,7 +97,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     problems = len(plan.train_dataset)
     show("Configuration", sections.configuration(recipe, args, launch, warn))
     if plan.tools:
-        show("Tools", sections.tools(build_tools(recipe.run), args))
+        show("Tools", sections.tools(plan.tools, args))
     for each in plan.episodes:
         show(f"Environment: {each.name}", sections.environment(plan, each))
     show("Batch arithmetic", arithmetic(args, checked.problems, warn))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from basis_rl.engine import end_tokens, prompt_tokens, sample
+from basis_rl.engine import prompt_tokens, sample
 from basis_rl.estimate.report import Warn
 from basis_rl.estimate.waste import waste
 from basis_rl.recipe.build import model_init_kwargs
@@ -49,14 +49,12 @@ def rollouts(recipe: Recipe, plan: Plan, count: int, warn: Warn) -> str:
     drawn = dict(sample(model, tokenizer, tokens, sampling_of(args), num_samples=of_each))
     repeated = [row for row in rows for _ in range(of_each)]
     said = [each for index in range(len(rows)) for each in drawn[index]]
-    found = [Rollout(row["prompt"], each.text, each.token_ids) for row, each in zip(repeated, said, strict=True)]
+    found = [Rollout(row["prompt"], *each) for row, each in zip(repeated, said, strict=True)]
     functions = [function for function in plan.reward_funcs if callable(function) and not hasattr(function, "forward")]
     weights = torch.tensor(args.reward_weights or [1.0] * len(functions))
     scores = torch.tensor([call(function, repeated, said) for function in functions])
     totals = total_rewards(scores.T, weights).tolist() if functions else []
-    ends = end_tokens(model.generation_config, tokenizer)
-    limit = args.max_completion_length
-    if totals and (message := explanation(totals, found, ends, limit, boxes=reads_boxes(functions))):
+    if totals and (message := explanation(totals, found, args.max_completion_length, boxes=reads_boxes(functions))):
         warn(message)
     every = -(-len(found) // _MOST_SHOWN)
     pairs = list(zip(found, totals or [float("nan")] * len(found), strict=True))[::every]

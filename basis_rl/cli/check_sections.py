@@ -18,7 +18,7 @@ from basis_rl.baselines import Baseline
 from basis_rl.clusters import PromptClusters
 from basis_rl.data import problem_text
 from basis_rl.engine.adapter import lora_missing
-from basis_rl.engine.client import Client, server_urls
+from basis_rl.engine.client import Client
 from basis_rl.environments import Episode
 from basis_rl.estimate import report
 from basis_rl.estimate.memory import Launch
@@ -114,7 +114,7 @@ def tools(found: Sequence[Any], args: BasisConfig) -> str:
         f"{'without a limit' if rounds is None else f'{rounds} times at most'}. max_completion_length "
         f"({args.max_completion_length}) holds all turns together, and what the tools say."
     ]
-    lines += [f"{tool.__name__}: {tool.isolation}." for tool in found if hasattr(tool, "isolation")]
+    lines += [f"{tool.__name__}: {tool.isolation}." for tool in found if getattr(tool, "isolation", None)]
     return "\n".join(lines)
 
 
@@ -214,7 +214,7 @@ def server(recipe: Recipe, footprint: Footprint, warn: Warn) -> str:
     need = server_memory(footprint)
     if recipe.run.serve:
         return f"The training starts a vLLM server of its own on port {args.vllm_server_port}.{need}"
-    urls = server_urls(args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}")
+    urls = args.server_urls
     found = " ".join(_server_at(url, model, footprint, warn) for url in urls)
     return f"vLLM generates the rollouts, at {' and '.join(urls)}. {found}{need}"
 
@@ -244,10 +244,8 @@ def _server_at(url: str, model: str, footprint: Footprint, warn: Warn) -> str:
 
 def streaming(recipe: Recipe, footprint: Footprint) -> str:
     """What streamed rollouts ask of the server, of which the servers that are there already tell their room."""
-    args = footprint.args
-    url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
-    urls = [] if recipe.run.serve else server_urls(url)
-    rooms = [room for each in urls if (room := Client(each.strip()).cache_tokens()) is not None]
+    urls = [] if recipe.run.serve else footprint.args.server_urls
+    rooms = [room for each in urls if (room := Client(each).cache_tokens()) is not None]
     return report.streaming(footprint, sum(rooms) if rooms else None)
 
 

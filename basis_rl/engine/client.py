@@ -187,12 +187,13 @@ class Client:
         return [(choice["token_ids"], choice["finish_reason"] == "length") for choice in choices]
 
 
-def server_urls(text: str) -> list[str]:
-    """The URLs of servers in a text that separates them by commas.
+def server_urls(base_url: str | None, host: str = "0.0.0.0", port: int = 8000) -> list[str]:
+    """The URLs of the servers in `base_url`, which separates them by commas; without it, that of one at host and port.
 
     Raises:
         ValueError: one of them is not a URL, or is repeated.
     """
+    text = f"http://{host}:{port}" if base_url is None else base_url
     urls = [Client(each.strip()).url for each in text.split(",")]
     if repeated := sorted({each for each in urls if urls.count(each) > 1}):
         raise ValueError(f"vllm_server_base_url has {repeated[0]} more than once. Name each server once.")

@@ -422,12 +422,12 @@ class Generation(VLLMGeneration):
             with _small_cpu_engine(str(self.model.dtype).removeprefix("torch.")) if on_cpu else nullcontext():
                 super()._init_vllm()
             return
-        url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
+        urls = server_urls(self.server_base_url, self.server_host, self.server_port)
 
         def connect() -> None:
             config = self.accelerator.unwrap_model(self.model).config.get_text_config()
             limits = {"group_port": self.group_port, "connection_timeout": self.server_timeout}
-            clients = [TrainingClient(self.settings, each, config, **limits) for each in server_urls(url)]
+            clients = [TrainingClient(self.settings, each, config, **limits) for each in urls]
             self.vllm_client = Servers(clients) if len(clients) > 1 else clients[0]
             self.vllm_client.init_communicator(device=self.accelerator.device)
 

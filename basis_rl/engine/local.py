@@ -39,7 +39,7 @@ VLLM_SAMPLING = (
 class Completion(NamedTuple):
     """One completion: its text without special tokens, and its token ids up to the end token, included.
 
-    `truncated`: it was cut off before it came to an end token.
+    `truncated`: the length limit cut it off.
     """
 
     text: str
@@ -161,6 +161,8 @@ def sample(
     model.eval()
     config = sampling.generation_config(model, tokenizer)
     ends = set(declared_ends(config))
+    # Padding follows a rollout that ended at a stop string.
+    ended = {*ends, config.pad_token_id}
 
     # Prompts of similar length together, for less padding. The caller gets the index with each result.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
@@ -175,7 +177,8 @@ def sample(
             )
             ids = [_until_end(row, ends) for row in output[:, inputs["input_ids"].shape[1] :].tolist()]
             texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-            completions = [Completion(text, row, row[-1] not in ends) for text, row in zip(texts, ids, strict=True)]
+            cut = [len(row) == config.max_new_tokens and row[-1] not in ended for row in ids]
+            completions = list(map(Completion, texts, ids, cut))
             for k, index in enumerate(chunk):
                 yield index, completions[k * num_samples : (k + 1) * num_samples]
 

@@ -53,7 +53,6 @@ class EvalPlan:
         self.config = config
         self.tokenizer = tokenizer
         self.reward = reward
-        self.template = options.template_kwargs
         asked: Any = {"conversational": tokenizer.chat_template is not None, "limit": options.limit}
         loaded = [benchmarks.load_benchmark(item, options.data, **asked) for item in options.benchmarks]
         if options.dataset_name:
@@ -64,12 +63,13 @@ class EvalPlan:
         for problems in loaded:
             check_reward_columns(problems.dataset, [reward], f"data set {problems.name}")
         loaded = [benchmarks.checked(problems, reward, options.on_invalid_gold) for problems in loaded]
-        prompts = [prompt for problems in loaded for prompt in problems.dataset["prompt"]]
-        tell_rewards([reward], [rendered_prompt(prompt, tokenizer, self.template) for prompt in prompts], tokenizer)
+        prompts = [problems.dataset["prompt"] for problems in loaded]
+        texts = [[rendered_prompt(prompt, tokenizer, options.template_kwargs) for prompt in each] for each in prompts]
+        tell_rewards([reward], [text for each in texts for text in each], tokenizer)
         # Tokens of context.
         self.needed = 0
         self.room = self._context()
-        self.evaluations = [self._prepare(problems) for problems in loaded]
+        self.evaluations = list(map(self._prepare, loaded, texts))
         self.other = self._other_rollouts() if options.compare else {}
 
     def _context(self) -> int | None:
@@ -78,18 +78,18 @@ class EvalPlan:
         limits = [check_served(url, self.options.model) for url in self.options.urls]
         return min(filter(None, [getattr(text, "max_position_embeddings", None), *limits]), default=None)
 
-    def _max_new_tokens(self, problems: Problems) -> int:
-        longest = max(len(prompt_tokens(p, self.tokenizer, self.template)) for p in problems.dataset["prompt"])
+    def _max_new_tokens(self, name: str, tokens: list[list[int]]) -> int:
+        longest = max(map(len, tokens))
         room = math.inf if self.room is None else self.room - longest
         wanted = self.options.max_new_tokens
         if room < 1 or (wanted is not None and not 1 <= wanted <= room):
             raise ValueError(
-                f"The longest prompt of {problems.name} has {longest} tokens, which leaves {max(room, 0)} of the "
+                f"The longest prompt of {name} has {longest} tokens, which leaves {max(room, 0)} of the "
                 f"context for the answer; --max_new_tokens is {wanted}. Set at most that, or leave out long prompts."
             )
-        tokens = wanted or int(min(room, MOST_NEW_TOKENS))
-        self.needed = max(self.needed, longest + tokens)
-        return tokens
+        found = wanted or int(min(room, MOST_NEW_TOKENS))
+        self.needed = max(self.needed, longest + found)
+        return found
 
     def _sampling(self, benchmark: Benchmark, max_new_tokens: int) -> tuple[Sampling, int]:
         """The benchmark's settings, where the command line has no others."""
@@ -109,10 +109,11 @@ class EvalPlan:
         further = (options.top_k, options.min_p, options.repetition_penalty)
         return Sampling(max_new_tokens, temperature, top_p or 1.0, *further), rollouts
 
-    def _prepare(self, problems: Problems) -> Evaluation:
+    def _prepare(self, problems: Problems, texts: list[str]) -> Evaluation:
         options = self.options
+        tokens = [prompt_tokens(p, self.tokenizer, options.template_kwargs) for p in problems.dataset["prompt"]]
         template = self.tokenizer.chat_template
-        sampling, rollouts = self._sampling(problems.benchmark, self._max_new_tokens(problems))
+        sampling, rollouts = self._sampling(problems.benchmark, self._max_new_tokens(problems.name, tokens))
         settings = {
             "model": options.model,
             "revision": model_revision(options.model, getattr(self.config, "_commit_hash", None)),
@@ -121,11 +122,11 @@ class EvalPlan:
             "prompt_template": options.prompt_template or (BOXED if options.benchmarks else None),
             "system_prompt": options.system_prompt,
             "chat_template": fingerprint(template) if isinstance(template, str) else None,
-            "chat_template_kwargs": self.template,
+            "chat_template_kwargs": options.template_kwargs,
             "reward": getattr(self.reward, "version", None) or code_identity(self.reward),
             "seed": options.seed,
         }
-        return Evaluation(problems, self.tokenizer, sampling, rollouts, options.folder, settings, self.template)
+        return Evaluation(problems, tokens, texts, sampling, rollouts, options.folder, settings)
 
     def _dtype(self) -> str:
         """By name, since auto is the checkpoint's own to transformers, but half precision to vLLM."""

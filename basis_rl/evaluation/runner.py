@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase
 
-from basis_rl.engine import Completion, Sampling, prompt_tokens
+from basis_rl.engine import Completion, Sampling
 from basis_rl.evaluation.benchmarks import Problems
 from basis_rl.evaluation.rollouts import GradedRollout, RolloutFile
 from basis_rl.evaluation.scores import score
@@ -23,7 +22,7 @@ from basis_rl.rewards.call import call
 from basis_rl.rewards.thought import AfterThought
 from basis_rl.run.artefacts import write_whole
 from basis_rl.run.record import RESULTS
-from basis_rl.values.provenance import fingerprint, rendered_prompt
+from basis_rl.values.provenance import fingerprint
 
 # Where completions come from: it is called with the tokens of the prompts, their keys, the sampling and the number of
 # rollouts, and yields (index of the prompt, its completions) as they are ready. A source with a seed for each prompt
@@ -32,16 +31,16 @@ Generate = Callable[[Sequence[Sequence[int]], Sequence[str], Sampling, int], Ite
 
 
 class Evaluation:
-    """A benchmark that is ready to be run: prompts rendered and tokenized, the file of rollouts opened.
+    """A benchmark that is ready to be run: its file of rollouts opened.
 
     Args:
         problems: see `load_benchmark`.
-        tokenizer: its chat template renders conversations.
+        tokens: of its prompts (`prompt_tokens`).
+        texts: of its prompts, as the model is given them.
         sampling: how rollouts are drawn.
         num_rollouts: per problem.
         folder: of the evaluation.
         settings: of the model and the prompts; those of sampling and problems are added.
-        chat_template_kwargs: of the tokenizer's chat template.
 
     Raises:
         ValueError: the folder holds rollouts of other settings, or greedy decoding is asked for copies of one rollout.
@@ -50,12 +49,12 @@ class Evaluation:
     def __init__(
         self,
         problems: Problems,
-        tokenizer: PreTrainedTokenizerBase,
+        tokens: list[list[int]],
+        texts: list[str],
         sampling: Sampling,
         num_rollouts: int,
         folder: Path,
         settings: dict[str, Any],
-        chat_template_kwargs: dict[str, Any],
     ) -> None:
         if sampling.temperature == 0 and num_rollouts > 1:
             same = f"at temperature 0 all {num_rollouts} rollouts of a problem would be the same"
@@ -63,9 +62,8 @@ class Evaluation:
         self.problems = problems
         self.sampling = sampling
         self.num_rollouts = num_rollouts
-        prompts = list(problems.dataset["prompt"])
-        self.tokens = [prompt_tokens(prompt, tokenizer, chat_template_kwargs) for prompt in prompts]
-        self.texts = [rendered_prompt(prompt, tokenizer, chat_template_kwargs) for prompt in prompts]
+        self.tokens = tokens
+        self.texts = texts
         golds = [(row["prompt_id"], row["solution"]) for row in problems.dataset]
         known = {
             **settings,

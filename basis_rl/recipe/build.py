@@ -230,7 +230,7 @@ def plan_recipe(recipe: Recipe, baseline: Baseline | None = None) -> Plan:
         ValueError: see `plan_run`, and names or parameters that are wrong.
     """
     run = recipe.run
-    found = build_objective(run.objective) if run.objective else None
+    found = build_objective(run.objective) if run.objective is not None else None
     for key in ("loss_type", "importance_sampling_level"):
         # Also where it is TRL's default, which `plan_run` cannot tell from one that is not given.
         if found is not None and key in recipe.resolved and getattr(found, key, None) != recipe.resolved[key]:
@@ -242,7 +242,7 @@ def plan_recipe(recipe: Recipe, baseline: Baseline | None = None) -> Plan:
         build_rewards(recipe),
         recipe.args,
         baseline=baseline or build_recipe_baseline(run),
-        objective=run.objective,
+        objective=found,
         prompt_sampler=build_sampler(run.prompt_sampler, **(run.prompt_sampler_kwargs or {})),
         tools=build_tools(run),
         environment_factory=build_run_environment(run),

@@ -19,18 +19,17 @@ from transformers.utils.generic import flatten_dict
 
 from basis_rl.run.artefacts import read_lines
 from basis_rl.run.progress import LOG
-from basis_rl.run.record import RUN_FILE
+from basis_rl.run.record import HOUSEKEEPING, RUN_FILE
 
 # The largest number that is taken from a log.
 _LARGEST = 1e300
 # Of a recipe or record: YAML may say in a few lines what fills the memory.
 _MOST_BYTES = 1 << 20
 _MOST_VALUES = 100_000
-# Keys that do not change what a run learns: where it writes, how it is started and monitored, its seed.
+# Keys that do not change what a run learns: also how it is started and monitored, and its seed.
 _BESIDE = re.compile(
-    r"(env|output_dir|overwrite_output_dir|run_name|project|seed|data_seed|resume_from_checkpoint|report_to"
-    r"|disable_tqdm|log_completions|keep_rollouts_mb|push_rollouts|num_completions_to_print|num_generations_eval|per_device_eval_batch_size"
-    r"|push_to_hub|serve|serve_devices|vllm_server_(base_url|host|port)|vllm_group_port"
+    rf"({'|'.join(HOUSEKEEPING)}|env|project|seed|data_seed|log_completions|num_completions_to_print"
+    r"|num_generations_eval|per_device_eval_batch_size|serve|serve_devices"
     r"|values|clusters)(\..*)?|(save|hub|trackio|values|clusters|logging|eval)_.*"
 )
 # These keys come first in a label, under these names.

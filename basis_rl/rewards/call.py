@@ -15,6 +15,8 @@ from transformers import TrainerState
 from basis_rl.rewards.base import called
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 
+# Columns that TRL does not hand on to reward functions: it has these itself.
+_OWN_NAMES = frozenset({"prompt", "completion", "completion_ids"})
 # The largest float32.
 _LARGEST = 3.4028234663852886e38
 _TRIED = (
@@ -46,20 +48,8 @@ def call(
         ValueError: the function failed, or returned something else than a score for each rollout.
         RewardInfrastructureError: what the function runs on failed.
     """
-    conversational = not isinstance(rows[0]["prompt"], str)
-    columns = {} if logged is None else logged
-    given: dict[str, Any] = {
-        **{name: [row[name] for row in rows] for name in rows[0] if name != "prompt"},
-        "prompts": [row["prompt"] for row in rows],
-        "completions": [
-            [{"role": "assistant", "content": text}] if conversational and isinstance(text, str) else text
-            for text, *_ in said
-        ],
-        "completion_ids": [list(token_ids) for _, token_ids, _ in said],
-        "truncated": [truncated for *_, truncated in said],
-        "trainer_state": TrainerState(),
-        "log_extra": lambda name, values: columns.__setitem__(name, column_of(name, values)),
-    }
+    prompts = [row["prompt"] for row in rows]
+    given = reward_arguments(rows, prompts, said, TrainerState(), {} if logged is None else logged)
     try:
         return scores_of(called(function, given), len(rows))
     except RewardInfrastructureError:
@@ -69,8 +59,38 @@ def call(
         raise ValueError(f"{failure(name, error)}.") from error
 
 
-def column_of(name: str, values: Any) -> list[Any]:
-    """The values of a column that a reward function passes to ``log_extra``."""
+def reward_arguments(
+    rows: Sequence[Mapping[str, Any]],
+    prompts: list[Any],
+    said: Sequence[tuple[str | list[dict[str, Any]], Sequence[int], bool]],
+    trainer_state: Any,
+    logged: dict[str, Any],
+) -> dict[str, Any]:
+    """What TRL passes to a reward function, and whether the length limit cut a rollout off.
+
+    Args:
+        rows: the dataset's row of each rollout; at least one.
+        prompts: of each rollout.
+        said: see `call`.
+        trainer_state: of the run.
+        logged: gets what the function passes to ``log_extra``.
+    """
+    conversational = not isinstance(prompts[0], str)
+    return {
+        **{name: [row[name] for row in rows] for name in rows[0] if name not in _OWN_NAMES},
+        "prompts": prompts,
+        "completions": [
+            [{"role": "assistant", "content": text}] if conversational and isinstance(text, str) else text
+            for text, *_ in said
+        ],
+        "completion_ids": [list(token_ids) for _, token_ids, _ in said],
+        "truncated": [truncated for *_, truncated in said],
+        "trainer_state": trainer_state,
+        "log_extra": lambda name, values: logged.__setitem__(name, _column(name, values)),
+    }
+
+
+def _column(name: str, values: Any) -> list[Any]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise WrongScores(f"passed {values!r} to log_extra as '{name}', not a list with a value for each rollout")
     return list(values)

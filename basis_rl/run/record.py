@@ -15,6 +15,12 @@ from basis_rl.run.checkpoint import was_cut_off
 RUN_FILE = "run.json"
 RESULTS = "results.json"
 BASE_RESULTS = "base_results.json"
+# Keys that do not change what a run learns: where it writes, what it keeps and pushes, its servers.
+HOUSEKEEPING = frozenset({
+    "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "run_name", "report_to", "disable_tqdm",
+    "keep_rollouts_mb", "push_rollouts", "push_to_hub", "vllm_server_base_url", "vllm_server_port", "vllm_server_host",
+    "vllm_group_port",
+})  # fmt: skip
 _HUB_ID = re.compile(r"[\w\-][\w.\-]*/[\w.\-]+")
 
 

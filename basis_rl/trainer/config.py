@@ -268,12 +268,13 @@ class BasisConfig(GRPOConfig):
             check_word(name, getattr(self, name), words)
         if self.vllm_lora_sync == "adapter" and not (self.use_vllm and self.vllm_mode == "server"):
             raise ValueError("vllm_lora_sync: adapter needs a vLLM server: use_vllm, vllm_mode 'server'.")
-        if self.several_servers and self.vllm_weight_sync == "nccl":
+        several_servers = len(self.server_urls) > 1
+        if several_servers and self.vllm_weight_sync == "nccl":
             raise ValueError(
                 "vllm_server_base_url names several servers, which get weights through a folder that they all see, but "
                 "vllm_weight_sync is 'nccl'. Set it to 'folder', or start one server with --data-parallel-size."
             )
-        if self.several_servers and self.vllm_lora_sync == "adapter":
+        if several_servers and self.vllm_lora_sync == "adapter":
             raise ValueError(
                 "vllm_lora_sync: adapter works with one server, but vllm_server_base_url names several. Set it to "
                 "'merged', or name one server."
@@ -293,9 +294,9 @@ class BasisConfig(GRPOConfig):
         return f"{self.num_generations}{most}"
 
     @property
-    def several_servers(self) -> bool:
-        """Whether rollouts are drawn by more than one vLLM server."""
-        return self.vllm_server_base_url is not None and len(server_urls(self.vllm_server_base_url)) > 1
+    def server_urls(self) -> list[str]:
+        """Of the vLLM servers that draw rollouts in server mode."""
+        return server_urls(self.vllm_server_base_url, self.vllm_server_host, self.vllm_server_port)
 
     @property
     def streams(self) -> bool:

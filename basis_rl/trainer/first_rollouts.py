@@ -4,7 +4,7 @@ any ends."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -21,11 +21,12 @@ _SHOWN = 1000
 
 
 class Rollout(NamedTuple):
-    """A prompt, what the model made of it, and its token ids."""
+    """A prompt, what the model made of it, its token ids, and whether the length limit cut it off."""
 
     prompt: Any
     completion: Any
     token_ids: Sequence[int]
+    truncated: bool
 
 
 def reads_boxes(functions: Sequence[Any]) -> bool:
@@ -35,15 +36,12 @@ def reads_boxes(functions: Sequence[Any]) -> bool:
     return "box" in places
 
 
-def explanation(
-    rewards: Sequence[float], rollouts: Sequence[Rollout], ends: Collection[int], limit: int | None, *, boxes: bool
-) -> str | None:
+def explanation(rewards: Sequence[float], rollouts: Sequence[Rollout], limit: int | None, *, boxes: bool) -> str | None:
     """The message if all rewards are equal: what the rollouts show about the reason, and one of them. None if not.
 
     Args:
         rewards: of all ranks; NaN where there is none.
         rollouts: of one of them.
-        ends: token ids at which a rollout ends by itself.
         limit: max_completion_length.
         boxes: whether some reward function reads the answer from a box.
     """
@@ -54,9 +52,7 @@ def explanation(
     signs = {
         "no text": [not text.strip() for text in texts],
         "no \\boxed{}, from which the answer is read": [boxes and last_boxed(text) is None for text in texts],
-        f"no end token, so cut off (max_completion_length {limit})": [
-            not rollout.token_ids or rollout.token_ids[-1] not in ends for rollout in rollouts
-        ],
+        f"cut off (max_completion_length {limit})": [rollout.truncated for rollout in rollouts],
     }
     # A sign that less than half of the rollouts show does not explain why all rewards are equal.
     found = [f"{name}: {sum(rows)} of {len(rows)}" for name, rows in signs.items() if 2 * sum(rows) > len(rows)]
@@ -72,8 +68,7 @@ def explanation(
 class FirstRollouts:
     """Collects the first `FIRST` rollouts of a process, and explains them once if all their rewards are equal."""
 
-    def __init__(self, ends: Collection[int], limit: int | None, *, boxes: bool) -> None:
-        self.ends = ends
+    def __init__(self, limit: int | None, *, boxes: bool) -> None:
         self.limit = limit
         self.boxes = boxes
         self.rewards: list[float] = []
@@ -102,4 +97,4 @@ class FirstRollouts:
             raise RewardFailed(str(self._explained()))
 
     def _explained(self) -> str | None:
-        return explanation(self.rewards, self.rollouts, self.ends, self.limit, boxes=self.boxes)
+        return explanation(self.rewards, self.rollouts, self.limit, boxes=self.boxes)

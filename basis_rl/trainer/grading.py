@@ -11,12 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from basis_rl.rewards.call import column_of, failure, is_coroutine, scores_of, turn_rewards_of
+from basis_rl.rewards.call import failure, is_coroutine, reward_arguments, scores_of, turn_rewards_of
 from basis_rl.run.errors import RewardFailed
 from basis_rl.trainer.conversation import StreamedRollout
-
-# Columns that TRL does not hand on to reward functions: it has these itself.
-_OWN_NAMES = frozenset({"prompt", "completion", "completion_ids"})
 
 
 @dataclass(eq=False)
@@ -147,17 +144,10 @@ class Grader:
         name, function = self._functions[index]
         rows = [entry.row for entry in entries for _ in entry.rollouts]
         rollouts = [rollout for entry in entries for rollout in entry.rollouts]
-        columns: dict[str, Sequence[Any]] = {}
-        given = {
-            **{key: [row[key] for row in rows] for key in rows[0] if key not in _OWN_NAMES},
-            "prompts": [each.prompt for each in rollouts],
-            "completions": [each.completion for each in rollouts],
-            "completion_ids": [each.completion_ids for each in rollouts],
-            "truncated": [self._truncated(each.completion_ids) for each in rollouts],
-            "trainer_state": self._state(),
-            "log_extra": lambda name, values: columns.__setitem__(name, column_of(name, values)),
-            "log_metric": self._noted,
-        }
+        columns: dict[str, list[Any]] = {}
+        said = [(each.completion, each.completion_ids, self._truncated(each.completion_ids)) for each in rollouts]
+        given = reward_arguments(rows, [each.prompt for each in rollouts], said, self._state(), columns)
+        given["log_metric"] = self._noted
         if entries[0].environments is not None:
             given["environments"] = [each for entry in entries for each in entry.environments or []]
         try:

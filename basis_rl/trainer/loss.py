@@ -12,6 +12,7 @@ from torch import Tensor
 from basis_rl.functional.objectives import OF_LOSS_TYPE, Aggregation, Estimator, aggregate, kl_estimate
 from basis_rl.objectives import OBJECTIVES, AnyObjective, LossInputs, LossSettings, Objective, objective_name
 from basis_rl.trainer.config import BasisConfig
+from basis_rl.types import action_mask
 
 Inputs = dict[str, Any]
 # TRL's one loss type that logs nothing of how it treats ratios.
@@ -169,11 +170,6 @@ def loss_inputs(
             max_completion_length=args.max_completion_length,
         ),
     )
-
-
-def action_mask(inputs: Inputs) -> Tensor:
-    """``(B, T)``, 1 on the tokens that the policy sampled: no padding, no output of tools."""
-    return inputs["completion_mask"] * inputs.get("tool_mask", 1)
 
 
 def without_old_log_probs(inputs: Inputs) -> Inputs:

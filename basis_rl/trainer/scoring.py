@@ -20,6 +20,7 @@ from basis_rl.functional.objectives import BYPASS, importance_weights
 from basis_rl.functional.passk import pass_at_k
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.packing import IGNORED, Scorer
+from basis_rl.types import action_mask
 
 Output = dict[str, Any]
 _logger = logging.getLogger(__name__)
@@ -263,7 +264,7 @@ def rollout_mismatch(accelerator: Accelerator, output: Output) -> dict[str, floa
     sampled = output.get("sampling_per_token_logps")
     if sampled is None or "old_per_token_logps" not in output:
         return {}
-    mask = (output["completion_mask"] * output.get("tool_mask", 1)).bool() & ~sampled.isnan()
+    mask = action_mask(output).bool() & ~sampled.isnan()
     difference = torch.where(mask, output["old_per_token_logps"] - sampled, 0.0).double()
     tokens = mask.sum(dim=1)
     gap = difference.sum(dim=1).abs() / tokens.clamp(min=1)
@@ -286,7 +287,7 @@ def rollout_mismatch(accelerator: Accelerator, output: Output) -> dict[str, floa
 
 def correction_weights(args: BasisConfig, inputs: Output, log_probs: Tensor) -> Tensor:
     """`importance_weights`, ``(B, T)`` or ``(B, 1)``, by the settings; `log_probs` are the policy's."""
-    mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+    mask = action_mask(inputs)
     bounds = (args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max)
     mode = args.vllm_importance_sampling_mode
     return importance_weights(log_probs, inputs["sampling_per_token_logps"], mask, mode, *bounds)
@@ -342,7 +343,7 @@ def correction_metrics(accelerator: Accelerator, output: Output) -> dict[str, fl
     Tokens without a log-probability of the engine (NaN) have weight 1 and no difference. If a rank has none at all,
     every metric is NaN, where TRL's would show perfect agreement; a rank without tokens counts nothing.
     """
-    mask = (output["completion_mask"] * output.get("tool_mask", 1)).bool()
+    mask = action_mask(output).bool()
     difference = (output["old_per_token_logps"] - output["sampling_per_token_logps"]).abs()[mask]
     weights = output["importance_sampling_ratio"]
     weights = weights.flatten() if weights.shape[1] == 1 and mask.shape[1] != 1 else weights.expand(mask.shape)[mask]

@@ -19,6 +19,7 @@ from basis_rl.data.prompts import IMAGES
 from basis_rl.engine.template_day import template_day
 from basis_rl.identity import written
 from basis_rl.run.artefacts import differences, versions, write_whole
+from basis_rl.run.record import HOUSEKEEPING
 from basis_rl.samplers import sampler_name
 from basis_rl.trainer.config import changed_settings
 from basis_rl.trainer.gather import prompt_ids_of
@@ -35,13 +36,10 @@ _PROMPTS = "prompts as the model is given them"
 _CODE = "code of the reward"
 # The gold counts even if the rewards do not declare that they read it.
 _GOLD = "solution"
-# Not compared here: where a run writes, its name, its logs and its loader, which may differ, also between ranks; and
-# what ``fixed`` has already.
-_BESIDE = {
-    "output_dir", "overwrite_output_dir", "allow_changed_settings", "resume_from_checkpoint", "run_name", "report_to",
-    "disable_tqdm", "push_to_hub", "vllm_server_base_url", "vllm_server_port", "vllm_server_host", "vllm_group_port",
-    "seed", "num_generations", "max_generations", "generation_batch_size", "rollouts", "keep_rollouts_mb",
-    "push_rollouts", "local_rank", "logging_dir", "log_level", "log_level_replica", "dataloader_num_workers",
+# Not compared here: also a run's logs and its loader, which may differ between ranks; and what ``fixed`` has already.
+_BESIDE = HOUSEKEEPING | {
+    "allow_changed_settings", "seed", "num_generations", "max_generations", "generation_batch_size", "rollouts",
+    "local_rank", "logging_dir", "log_level", "log_level_replica", "dataloader_num_workers",
 }  # fmt: skip
 # Packages whose versions decide what a rank computes.
 _COMPUTE = ("basis-rl", "torch", "transformers", "trl", "accelerate", "peft", "deepspeed", "vllm", "math-verify")
@@ -62,12 +60,7 @@ def load_baseline(folder: str | Path, baseline: Baseline) -> int:
 
 def dataset_identity(prompt_ids: Sequence[str] | None) -> str | None:
     """A hash over the ids of the training prompts in their order; None where they are not known."""
-    if prompt_ids is None:
-        return None
-    digest = hashlib.sha256()
-    for name in prompt_ids:
-        digest.update(f"{name}\n".encode())
-    return digest.hexdigest()[:16]
+    return None if prompt_ids is None else fingerprint("".join(f"{name}\n" for name in prompt_ids))
 
 
 class PendingBatches:
@@ -268,7 +261,7 @@ def as_json(value: Any) -> Any:
         return f"{type(value).__name__} {digest[:16]}"
     if isinstance(value, Mapping):
         text = json.dumps({str(key): as_json(entry) for key, entry in value.items()}, sort_keys=True)
-        return text if len(text) < 200 else f"mapping {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return text if len(text) < 200 else f"mapping {fingerprint(text)}"
     if isinstance(value, list | tuple | set | frozenset):
         return [as_json(entry) for entry in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
     if isinstance(value, Path):

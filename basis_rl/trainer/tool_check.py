@@ -72,6 +72,7 @@ def _as_function(tool: Any) -> Callable[..., Any]:
 
         function.__name__ = name
         function.__signature__ = signature  # type: ignore[attr-defined]
+        function.isolation = getattr(tool, "isolation", None)  # type: ignore[attr-defined]
     elif not (inspect.isfunction(tool) or inspect.ismethod(tool)):
         raise ValueError(f"tools: '{name}' is neither a function nor an object with a method `start`.")
     try:

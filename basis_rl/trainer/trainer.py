@@ -72,7 +72,7 @@ from basis_rl.trainer.gather import gather_batch, gather_rows, local_rows, promp
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
 from basis_rl.trainer.grading import Grader
 from basis_rl.trainer.logs import StepMeans, distinct, of_kind, per_rollout, rollout_rows, set_aside, without_infinities
-from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, depending_on_micro_batches, token_means
+from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, depending_on_micro_batches, token_means
 from basis_rl.trainer.micro_batches import by_tokens, check_token_budget, parts_of, rows_within
 from basis_rl.trainer.model_check import (
     check_saved,
@@ -111,7 +111,7 @@ from basis_rl.trainer.selection import Coverage, EpochIndices, Resampling, Selec
 from basis_rl.trainer.step_time import StepTimer, padding_metrics
 from basis_rl.trainer.stream import Pace, Stream, StreamedBatches
 from basis_rl.trainer.turns import Turns, count_turn, reading_calls
-from basis_rl.types import Advantages, RolloutBatch
+from basis_rl.types import Advantages, RolloutBatch, action_mask
 from basis_rl.values.provenance import fingerprint, reward_code, weights_fingerprint
 
 # Raised on every rank at once.
@@ -305,7 +305,7 @@ class BasisTrainer(GRPOTrainer):
         self.reward_funcs = self.functions
         self._rewards_per_func: Tensor | None = None
         self._uniform = UniformRewards(args.max_uniform_batches)
-        self._first = FirstRollouts(self.eos_token_ids, args.max_completion_length, boxes=reads_boxes(self.functions))
+        self._first = FirstRollouts(args.max_completion_length, boxes=reads_boxes(self.functions))
         self._drawn: list[Rollout] = []
         # Prompts of the generation batch, where environments make them.
         self._begun: list[Any] = []
@@ -704,13 +704,13 @@ class BasisTrainer(GRPOTrainer):
         guard = getattr(self, "_guard", None)
         self._guarded = functions if guard is None else guard.guarded(functions, self.reward_func_names)
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, token_ids: Any) -> Tensor:
         if self.tools:
             self._log_all(self.turns.take_metrics(completions))
         rewards = self._known_rewards
         self._known_rewards = None
         if rewards is None:
-            rewards = self._scores(inputs, prompts, completions, *args)
+            rewards = self._scores(inputs, prompts, completions, token_ids)
             self._turn_rewards = self._guard.turn_rewards(len(prompts))
         self._rewards_per_func = rewards
         for row, prompt in zip(inputs, self._begun, strict=False):
@@ -720,7 +720,7 @@ class BasisTrainer(GRPOTrainer):
             # together.
             values = self._pending_extra_logs[column]
             values[:] = [*values, *[None] * len(prompts)][: len(prompts)]
-        self._drawn = list(map(Rollout, prompts, completions, *args))
+        self._drawn = list(map(Rollout, prompts, completions, token_ids, map(self._is_truncated, token_ids)))
         return rewards
 
     def _scores(self, inputs: Any, prompts: Any, completions: Any, token_ids: list[list[int]]) -> Tensor:
@@ -929,8 +929,8 @@ class BasisTrainer(GRPOTrainer):
         if not self.args.keep_rollouts_mb:
             return
         chances = self.selection.chances(batch.step) if self.selection is not None else None
-        pairs = [(each.token_ids, row.get("solution")) for each, row in zip(self._drawn, inputs, strict=True)]
-        ends = gather_object([(len(ids), self._is_truncated(ids), gold) for ids, gold in pairs])
+        pairs = zip(self._drawn, inputs, strict=True)
+        ends = gather_object([(len(each.token_ids), each.truncated, row.get("solution")) for each, row in pairs])
         if self.accelerator.is_main_process:
             values = per_rollout(baseline, batch.action_mask)
             rows = rollout_rows(self._logs, batch, values, chances, ends)
@@ -1510,7 +1510,7 @@ def _vllm(args: BasisConfig) -> AbstractContextManager[None]:
         raise ValueError(f"use_vllm: vLLM is installed but cannot be imported: {error}") from error
     on_cpu = args.use_cpu or not torch.cuda.is_available()
     exact = not (args.bf16 or args.fp16)
-    fastest = "folder" if on_cpu or args.several_servers else "nccl"
+    fastest = "folder" if on_cpu or len(args.server_urls) > 1 else "nccl"
     settings = SyncSettings(
         transfer=fastest if args.vllm_weight_sync == "auto" else args.vllm_weight_sync,
         folder=Path(args.vllm_sync_folder) if args.vllm_sync_folder else None,

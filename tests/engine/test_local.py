@@ -1,5 +1,7 @@
 """Sampling with transformers: order, counts, lengths, and the same distribution as in training."""
 
+import string
+
 import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig
@@ -51,6 +53,14 @@ def test_completions_stop_at_their_own_end_token():
     assert len({len(row) for row in ended}) > 2
     assert all(row.index(tokenizer.eos_token_id) == len(row) - 1 for row in ended)
     assert all(len(row) == 12 for row in rows if tokenizer.eos_token_id not in row)
+
+
+def test_a_completion_that_ended_at_a_stop_string_is_not_truncated():
+    result = collect(num_samples=4, generation_kwargs={"stop_strings": list(string.ascii_letters)})
+    found = [c for completions in result.values() for c in completions]
+    # At the limit the last token may have been a stop string.
+    assert not any(c.truncated and any(char in string.ascii_letters for char in c.text[:-1]) for c in found)
+    assert {c.truncated for c in found} == {True, False}
 
 
 def test_ends_are_the_tokenizers_and_the_checkpoints():

@@ -197,6 +197,7 @@ def test_engines_that_were_stopped_go_on_if_one_of_them_cannot_be(two, model, tm
 def test_urls_are_told_apart(tmp_path):
     assert server_urls("http://a:1") == ["http://a:1"]
     assert server_urls("a:1, http://b:2/") == ["http://a:1", "http://b:2"]
+    assert config(tmp_path, vllm_server_host="a", vllm_server_port=1).server_urls == ["http://a:1"]
     for wrong, said in (("http://a:1,http://a:1/", "more than once"), ("http://a:1,", "not the URL")):
         with pytest.raises(ValueError, match=said):
             config(tmp_path, vllm_server_base_url=wrong)
@@ -206,7 +207,8 @@ def test_urls_are_told_apart(tmp_path):
 
 def test_check_looks_at_each_server(two, model, tmp_path):
     two[1].stop()
-    args = SimpleNamespace(use_vllm=True, vllm_mode="server", vllm_server_base_url=urls(two), vllm_lora_sync="merged")
+    args = SimpleNamespace(use_vllm=True, vllm_mode="server", vllm_lora_sync="merged")
+    args.server_urls = server_urls(urls(two))
     args.max_completion_length = 12
     warnings = []
     recipe = SimpleNamespace(model=SimpleNamespace(model_name_or_path=str(model)), run=SimpleNamespace(serve=False))

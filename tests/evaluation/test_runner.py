@@ -38,7 +38,9 @@ def problems():
 def evaluation(folder: Path, **settings):
     sampling = Sampling(16, temperature=settings.pop("temperature", 1.0))
     n = settings.pop("num_rollouts", N)
-    return Evaluation(problems(), tiny_tokenizer(), sampling, n, folder, {"model": "m", **settings}, {})
+    prompts = list(problems().dataset["prompt"])
+    tokens = tiny_tokenizer()(prompts)["input_ids"]
+    return Evaluation(problems(), tokens, prompts, sampling, n, folder, {"model": "m", **settings})
 
 
 def say(prompts, keys, sampling, num_rollouts):

@@ -1,6 +1,7 @@
 """Where the first rollouts teach nothing, a run says why as far as they show it, with one of them."""
 
 import math
+import string
 
 import pytest
 
@@ -11,7 +12,6 @@ from basis_rl.trainer.first_rollouts import FIRST, Rollout, explanation, reads_b
 from tests.cli.conftest import recipe as recipe
 from tests.support.tiny import parity_reward, tiny_trainer
 
-END = 1
 OWN = {
     "output_dir": "out",
     "reward_funcs": ["math_verify"],
@@ -20,8 +20,8 @@ OWN = {
 }
 
 
-def rollouts(*texts, ids=(5, END)):
-    return [Rollout([{"role": "user", "content": "2 + 2 ="}], text, ids) for text in texts]
+def rollouts(*texts, truncated=False):
+    return [Rollout([{"role": "user", "content": "2 + 2 ="}], text, (5, 6), truncated) for text in texts]
 
 
 SIGNS = {
@@ -30,9 +30,9 @@ SIGNS = {
     "no box is read": (rollouts("So 4.", "It is 4"), False, "they have text and an end"),
     "a box": (rollouts(r"\boxed{5}", r"\boxed{6}"), True, "they have text and an end"),
     "cut off": (
-        rollouts(r"\boxed{5}", ids=(5, 6)),
+        rollouts(r"\boxed{5}", truncated=True),
         True,
-        "no end token, so cut off (max_completion_length 9): 1 of 1",
+        "cut off (max_completion_length 9): 1 of 1",
     ),
     "nothing": (rollouts("", " "), False, "no text: 2 of 2"),
 }
@@ -41,12 +41,12 @@ SIGNS = {
 @pytest.mark.parametrize("case", SIGNS)
 def test_what_rollouts_show_is_said(case):
     drawn, boxes, words = SIGNS[case]
-    told = explanation([0.0] * len(drawn), drawn, {END}, 9, boxes=boxes)
+    told = explanation([0.0] * len(drawn), drawn, 9, boxes=boxes)
     assert words in told
     assert f"--- prompt\n2 + 2 =\n--- rollout\n{drawn[0].completion}\n---" in told
     assert "are 0" in told
-    assert explanation([0.0, 1.0], drawn, {END}, 9, boxes=boxes) is None
-    assert "no function scored" in explanation([math.nan] * 2, drawn, {END}, 9, boxes=boxes)
+    assert explanation([0.0, 1.0], drawn, 9, boxes=boxes) is None
+    assert "no function scored" in explanation([math.nan] * 2, drawn, 9, boxes=boxes)
 
 
 def test_a_box_is_missed_only_where_one_is_read():
@@ -104,6 +104,15 @@ def test_a_run_without_any_score_stops_with_the_reason(steps, ends, tmp_path):
     with pytest.raises(RewardFailed, match="no function scored a rollout"):
         trainer.train()
     assert trainer.state.global_step <= ends
+
+
+@pytest.mark.parametrize("stop", ["stop_strings", None])
+def test_a_rollout_that_ended_at_a_stop_string_is_not_called_cut_off(stop, tmp_path):
+    kwargs = {stop: list(string.printable)} if stop else None
+    trainer = tiny_trainer(tmp_path, reward_funcs=no_score, max_steps=1, generation_kwargs=kwargs)
+    with pytest.raises(RewardFailed) as error:
+        trainer.train()
+    assert ("max_completion_length" in str(error.value)) == (stop is None)
 
 
 def test_a_run_with_some_scores_goes_on(tmp_path):
