@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from basis_rl.engine import prompt_tokens, sample
+from basis_rl.engine.local import load_model
 from basis_rl.estimate.report import Warn
 from basis_rl.estimate.waste import waste
 from basis_rl.recipe.build import model_init_kwargs
@@ -17,7 +18,6 @@ from basis_rl.trainer.gather import prompt_ids_of
 from basis_rl.trainer.plan import Plan, sampling_of, with_tools
 from basis_rl.trainer.rewarding import total_rewards
 from basis_rl.values import ValueTable
-from basis_rl.values.sources import load_model
 
 # Of how many rollouts how many characters are shown, from their end: that is where the answer is.
 _MOST_SHOWN = 16

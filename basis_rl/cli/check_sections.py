@@ -18,7 +18,7 @@ from basis_rl.baselines import Baseline
 from basis_rl.clusters import PromptClusters
 from basis_rl.data import problem_text
 from basis_rl.engine.adapter import lora_missing
-from basis_rl.engine.client import Client
+from basis_rl.engine.client import Client, check_served
 from basis_rl.environments import Episode
 from basis_rl.estimate import report
 from basis_rl.estimate.memory import Launch
@@ -38,7 +38,6 @@ from basis_rl.trainer.selection import tried_belief
 from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
 from basis_rl.values.provenance import mismatches
-from basis_rl.values.sources import check_served
 
 # Settings that decide a run and are often left to their defaults, so they are shown even then.
 _SHOWN = (

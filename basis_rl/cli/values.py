@@ -16,7 +16,9 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from basis_rl.cli.main import LOST, STOPPED, fail
 from basis_rl.engine import ServersLost
-from basis_rl.engine.server import ServerError
+from basis_rl.engine.client import check_served
+from basis_rl.engine.local import ends_of, load_model
+from basis_rl.engine.server import ServerError, addresses
 from basis_rl.recipe import build
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
@@ -24,10 +26,10 @@ from basis_rl.run.artefacts import METADATA
 from basis_rl.run.terminal import handling_stop_signals
 from basis_rl.trainer.generation_check import check_generation
 from basis_rl.trainer.plan import Plan, check_temperature, check_with_model, sampling_of, with_data
-from basis_rl.values import ValueTable, sources
+from basis_rl.values import ValueTable
 from basis_rl.values.build import TablePlan, build_table, merge_shards, use_first_day
 from basis_rl.values.shards import Shards, begun
-from basis_rl.values.sources import KeptSource, ModelSource, ServerSource, kept_folder
+from basis_rl.values.sources import KeptSource, ModelSource, ServerSource, Source, kept_folder
 from basis_rl.values.table import KIND
 
 
@@ -154,7 +156,7 @@ class Job:
         return 0
 
     @contextmanager
-    def _source(self) -> Iterator[sources.Source]:
+    def _source(self) -> Iterator[Source]:
         if self.kept is not None:
             yield self.kept
             return
@@ -163,15 +165,15 @@ class Job:
         name = str(self.recipe.model.model_name_or_path)
         log = self.shards.folder / f"vllm-{self.shard[0]:05d}.log"
         options = build.server_options(self.recipe, 0, log) if run.values_serve else None
-        with sources.addresses(run.values_servers or [], options) as urls:
+        with addresses(run.values_servers or [], options) as urls:
             if not urls:
                 settings = {"trust_remote_code": args.trust_remote_code, **build.model_init_kwargs(self.recipe)}
-                model = sources.load_model(name, use_cpu=args.use_cpu, **settings)
+                model = load_model(name, use_cpu=args.use_cpu, **settings)
                 yield ModelSource(model, self.tokenizer, run.values_batch_size)
                 return
             for url in urls:
-                sources.check_served(url, name)
-            ends = sources.ends_of(name, self.config, self.tokenizer, self.recipe.model.model_revision)
+                check_served(url, name)
+            ends = ends_of(name, self.config, self.tokenizer, self.recipe.model.model_revision)
             waits = {"timeout": args.vllm_request_timeout, "patience": args.vllm_recovery_timeout}
             yield ServerSource(urls, self.config, self.tokenizer, ends, **waits)
 

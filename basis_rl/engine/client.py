@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -198,6 +199,19 @@ def server_urls(base_url: str | None, host: str = "0.0.0.0", port: int = 8000) -
     if repeated := sorted({each for each in urls if urls.count(each) > 1}):
         raise ValueError(f"vllm_server_base_url has {repeated[0]} more than once. Name each server once.")
     return urls
+
+
+def check_served(url: str, model: str) -> int | None:
+    """Tokens that fit into the server at `url`, prompt and completion together; None if it does not say.
+
+    Raises:
+        ValueError: there is no server, or it has another model.
+    """
+    served = Client(url).model()
+    if model not in served.names and Path(model).resolve() not in {Path(name).resolve() for name in served.names}:
+        has = f"The server at {url} has the model {', '.join(sorted(served.names))}, not '{model}'"
+        raise ValueError(f"{has}. Name that model, or start a server with `basis-rl serve {model}`.")
+    return served.max_model_len
 
 
 def checked_choices(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from jinja2 import TemplateError
 from transformers import (
+    AutoModelForCausalLM,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -202,3 +203,18 @@ def prompt_tokens(prompt: str | list[dict[str, Any]], tokenizer: Any, template_k
 def _until_end(token_ids: list[int], ends: set[int]) -> list[int]:
     found = (position for position, token in enumerate(token_ids, 1) if token in ends)
     return token_ids[: next(found, None)]
+
+
+def load_model(name: str, *, use_cpu: bool = False, **settings: Any) -> PreTrainedModel:
+    """A model on the GPU, if there is one."""
+    model: Any = AutoModelForCausalLM.from_pretrained(name, **settings)
+    return model.to("cuda" if torch.cuda.is_available() and not use_cpu else "cpu")
+
+
+def ends_of(name: str, config: object, tokenizer: PreTrainedTokenizerBase, revision: str | None) -> list[int]:
+    """The end tokens that `sample` would use, without loading the model."""
+    try:
+        generation = GenerationConfig.from_pretrained(name, revision=revision or "main")
+    except OSError:
+        generation = GenerationConfig.from_model_config(config)  # type: ignore[arg-type]
+    return end_tokens(generation, tokenizer)

@@ -436,3 +436,15 @@ def _bound(port: int) -> int:
         # On all addresses: the port may be in use on one of them, and servers do not all listen on the same.
         probe.bind(("", port))
         return probe.getsockname()[1]
+
+
+@contextmanager
+def addresses(urls: Sequence[str], options: ServerOptions | None) -> Iterator[list[str]]:
+    """The URLs of vLLM servers: those that run already, or of one that is started with `options` and stopped at the
+    end."""
+    if options is None:
+        yield list(urls)
+        return
+    print(f"Starting vLLM with {options.model}, log in {options.log} ...", flush=True)
+    with Server(options) as server:
+        yield [server.url]

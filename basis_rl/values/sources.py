@@ -6,18 +6,17 @@ import base64
 import json
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from basis_rl.engine import Completion, Sampling, end_tokens, sample, sample_servers
-from basis_rl.engine.client import Client, request_seed
-from basis_rl.engine.server import Server, ServerOptions
+from basis_rl.engine.client import request_seed
 from basis_rl.run.artefacts import differences
 from basis_rl.values.provenance import fingerprint
 from basis_rl.values.shards import Shards, begun
@@ -215,43 +214,3 @@ class KeptSource(Source):
                 why = "the prompt was another one, or its rollouts were not all kept"
                 raise ValueError(f"--values_regrade: {missing}: {why}. Build the table without --values_regrade.")
             yield index, rollouts
-
-
-@contextmanager
-def addresses(urls: Sequence[str], options: ServerOptions | None) -> Iterator[list[str]]:
-    """The URLs of vLLM servers: those that run already, or of one that is started with `options` and stopped at the
-    end."""
-    if options is None:
-        yield list(urls)
-        return
-    print(f"Starting vLLM with {options.model}, log in {options.log} ...", flush=True)
-    with Server(options) as server:
-        yield [server.url]
-
-
-def load_model(name: str, *, use_cpu: bool = False, **settings: Any) -> PreTrainedModel:
-    """A model on the GPU, if there is one."""
-    model: Any = AutoModelForCausalLM.from_pretrained(name, **settings)
-    return model.to("cuda" if torch.cuda.is_available() and not use_cpu else "cpu")
-
-
-def ends_of(name: str, config: object, tokenizer: PreTrainedTokenizerBase, revision: str | None) -> list[int]:
-    """The end tokens that `sample` would use, without loading the model."""
-    try:
-        generation = GenerationConfig.from_pretrained(name, revision=revision or "main")
-    except OSError:
-        generation = GenerationConfig.from_model_config(config)  # type: ignore[arg-type]
-    return end_tokens(generation, tokenizer)
-
-
-def check_served(url: str, model: str) -> int | None:
-    """Tokens that fit into the server at `url`, prompt and completion together; None if it does not say.
-
-    Raises:
-        ValueError: there is no server, or it has another model.
-    """
-    served = Client(url).model()
-    if model not in served.names and Path(model).resolve() not in {Path(name).resolve() for name in served.names}:
-        has = f"The server at {url} has the model {', '.join(sorted(served.names))}, not '{model}'"
-        raise ValueError(f"{has}. Name that model, or start a server with `basis-rl serve {model}`.")
-    return served.max_model_len

@@ -113,7 +113,7 @@ def test_a_mistake_is_refused_everywhere_in_the_same_words(case, recipe, capsys,
     assert words in message
     with monkeypatch.context() as unloaded:
         unloaded.setattr("basis_rl.recipe.build.BasisTrainer", None)
-        unloaded.setattr("basis_rl.values.sources.AutoModelForCausalLM", None)
+        unloaded.setattr("basis_rl.engine.local.AutoModelForCausalLM", None)
         for command in ("train", "check", *others):
             assert (told(command, path) or "").removeprefix("rloo-seed0: ") == message, command
     path = recipe(**right)
