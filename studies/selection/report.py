@@ -145,7 +145,8 @@ def _range(to: dict[str, Any]) -> str:
 
 
 def draw(runs: Sequence[Run], lines: Sequence[dict[str, Any]], judged: str, samples: int, path: Path) -> None:
-    """Plot the first `DRAWN` rows: accuracy and pass@`samples` on `judged` at their best rate, and the end by rate.
+    """Plot the first `DRAWN` rows: accuracy and pass@`samples` on `judged` at their best rate, and the end by rate, if
+    there are several.
 
     Lines are means over the seeds, bands their range.
     """
@@ -153,7 +154,8 @@ def draw(runs: Sequence[Run], lines: Sequence[dict[str, Any]], judged: str, samp
         return
     best = dict([((line["row"], line["sampler"]), line["learning_rate"]) for line in lines if line["best"]][:DRAWN])
     shown = {f"accuracy, {judged} prompts": judged, f"pass@{samples}, {judged} prompts": f"pass@{samples} {judged}"}
-    with drawing.panels(path, 1, 3, width=4.4, height=3.2) as axes:
+    has_rates = any(len(by_rate(runs, *pair)) > 1 for pair in best)
+    with drawing.panels(path, 1, 2 + has_rates, width=4.4, height=3.2) as axes:
         for axis, (title, score) in zip(axes, shown.items(), strict=False):
             drawing.title(axis, f"{title}, own best rate", "rollouts", "")
             drawing.thousands(axis)
@@ -161,8 +163,9 @@ def draw(runs: Sequence[Run], lines: Sequence[dict[str, Any]], judged: str, samp
                 curves = [(run["rollouts"], run["scores"][score]) for run in by_rate(runs, *pair)[rate]]
                 drawing.curves(axis, curves, index, " + ".join(pair))
             drawing.percent(axis)
-        _draw_rates(axes[2], runs, [*best], judged)
-        drawing.beside(axes[2], axes[0])
+        if has_rates:
+            _draw_rates(axes[2], runs, [*best], judged)
+        drawing.beside(axes[-1], axes[0])
 
 
 def _draw_rates(axis: Any, runs: Sequence[Run], rows: Sequence[tuple[str, str]], judged: str) -> None:
