@@ -157,7 +157,7 @@ def draw(runs: Sequence[Run], lines: Sequence[dict[str, Any]], judged: str, samp
     has_rates = any(len(by_rate(runs, *pair)) > 1 for pair in best)
     with drawing.panels(path, 1, 2 + has_rates, width=4.4, height=3.2) as axes:
         for axis, (title, score) in zip(axes, shown.items(), strict=False):
-            drawing.title(axis, f"{title}, own best rate", "rollouts", "")
+            drawing.title(axis, title, "rollouts", "")
             drawing.thousands(axis)
             for index, (pair, rate) in enumerate(best.items()):
                 curves = [(run["rollouts"], run["scores"][score]) for run in by_rate(runs, *pair)[rate]]
