@@ -72,7 +72,7 @@ class Runs:
     def plan(self, row: str, seed: int, rate: float) -> Planned:
         # Of a run that only chooses the rate, nothing but the end is read.
         start = self.options.steps - (LAST - 1) * self.options.every if seed in TUNING else 0
-        return planned_run(self.options, row, seed, rate, start, rounded=True)
+        return planned_run(self.options, row, seed, rate, start, rounded=self.options.bf16)
 
     def get(self, row: str, seed: int, rate: float) -> dict[str, Any]:
         """The run, with its labels.
