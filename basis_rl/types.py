@@ -41,8 +41,9 @@ class RolloutBatch:
         action_mask: ``(N, T)`` bool, tokens that the policy sampled (no padding, no tool output).
         energies: ``(N, T)`` float32, ``w_t = 1 - 2 pi(y_t) + sum_v pi(v)^2``; only if the baseline asks.
         gradient_energies: ``(N, T)`` float32, ``|dL / dx_t|^2 / A_t^2``: squared norm of the loss's gradient in the
-            output of the policy's last layer before each token, per unit of advantage; 0 where the loss has no
-            gradient. Only for `Baseline.update`, and only if the baseline asks.
+            output of one of the policy's last layers before each token, per unit of advantage; 0 where the loss has no
+            gradient (`basis_rl.trainer.scoring.GradientEnergies` says in which layer). Only for `Baseline.update`, and
+            only if the baseline asks.
         kl: ``(N, T)`` float32, KL penalty of each token, coefficient included; None unless KL is placed in the reward.
         rollout_weights: ``(N, T)`` float32, factors of the loss, ``pi_theta / pi_behaviour`` of token or rollout as
             ``vllm_importance_sampling_mode`` says, truncated, or 0 if masked; only if the baseline asks.

@@ -68,6 +68,14 @@ class Packing:
         found = packed.new_zeros(batch * length, *packed.shape[2:]).index_copy(0, self.scored, packed[0, self.before])
         return found.view(batch, length, *packed.shape[2:])[:, 1:]
 
+    def over_shared(self, values: Tensor) -> Tensor:
+        """``(B, T)`` of the last T tokens of each row -> for each scored token the sum over the rows that share the
+        token before it, 0 elsewhere."""
+        _, length = self.shape
+        rows = torch.nn.functional.pad(values, (length - values.shape[1], 0)).flatten()
+        sums = values.new_zeros(len(self.source)).index_add(0, self.before, rows[self.scored])
+        return self.unpack(sums[None])[:, -values.shape[1] :]
+
 
 # A begin and an end for each node of a prefix tree. A node's name has the first row of each node from the root to
 # itself, so that in sorted order it comes before those below it.

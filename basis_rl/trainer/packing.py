@@ -149,6 +149,8 @@ class Scorer:
         self.method = method
         # Maps hidden states of the latest call to those before each token, (B, L - 1, H).
         self.before_tokens: Callable[[Tensor], Tensor] = _without_last
+        # Sums ``(B, T)`` values of the latest call's tokens over the rows that share them.
+        self.over_shared: Callable[[Tensor], Tensor] = _as_it_is
         # Tokens of the latest call that went through the model, and those that are scored.
         self.sizes = (0, 0)
 
@@ -172,10 +174,12 @@ class Scorer:
             output = self.model(**rows.model_inputs(input_ids), shift_labels=aims, **others)
         self.sizes = aims.numel(), int((aims != IGNORED).sum())
         self.before_tokens = rows.unpack
+        self.over_shared = rows.over_shared
         return _each_row(output, rows.unpack)
 
     def _padded(self, inputs: dict[str, Any]) -> Any:
         self.before_tokens = _without_last
+        self.over_shared = _as_it_is
         # Images have positions of their own, in several dimensions.
         if self.method.positions and set(inputs) <= TEXT_ARGUMENTS:
             inputs["position_ids"] = positions_of(inputs["attention_mask"])
@@ -202,6 +206,10 @@ def _router_loss(original: Callable[..., Any], copies: Tensor, *args: Any) -> An
     """TRL's call of the load-balancing loss, whose last argument weighs tokens: it is the mask of padded rows."""
     # Where nothing is scored, one token stands in for all, and its loss is a differentiable 0.
     return original(*args[:-1], copies.clamp(min=0 if copies.any() else 1)) * copies.any()
+
+
+def _as_it_is(values: Tensor) -> Tensor:
+    return values
 
 
 def _without_last(hidden: Tensor) -> Tensor:

@@ -28,8 +28,19 @@ _logger = logging.getLogger(__name__)
 _LARGEST = 40.0
 # Tokens whose states are averaged.
 _POOLED = 10
+# A tenth of the layers lies above what energies of whole rollouts are measured in.
+_DEPTH = 10
 # Effective rollouts of a batch, as a share of all, below which a run is warned.
 _SMALLEST_SAMPLE = 0.1
+
+
+def layers_of(policy: Any) -> Sequence[nn.Module]:
+    """The layers of a policy's decoder, from the first to the last; empty if it has no list of them."""
+    count = policy.config.get_text_config().num_hidden_layers
+    for part in policy.base_model.get_decoder().modules():
+        if isinstance(part, nn.ModuleList) and len(part) == count:
+            return part
+    return ()
 
 
 class ScoringPass(ABC):
@@ -155,13 +166,13 @@ class PooledStates(HiddenStates):
 
     def __init__(self, policy: Any) -> None:
         super().__init__(policy)
-        count = self.policy.config.get_text_config().num_hidden_layers
-        for part in self.policy.base_model.get_decoder().modules():
-            if isinstance(part, nn.ModuleList) and len(part) == count:
-                self.module = part[min(count // 2 + 1, count - 1)]
-                return
-        kind = type(self.policy).__name__
-        raise ValueError(f"The baseline reads states of a layer, and {kind} has no list of layers. Take another one.")
+        layers = layers_of(self.policy)
+        if not layers:
+            kind = type(self.policy).__name__
+            raise ValueError(
+                f"The baseline reads states of a layer, and {kind} has no list of layers. Take another one."
+            )
+        self.module = layers[min(len(layers) // 2 + 1, len(layers) - 1)]
 
     def _kept(self, states: Tensor, scored: Tensor) -> Tensor:
         kept = states.new_zeros((len(states), 2, states.shape[-1]), dtype=torch.float32)
@@ -177,8 +188,14 @@ class PooledStates(HiddenStates):
 class GradientEnergies:
     """Keeps ``|dL / dx_t|^2 / A_t^2`` of each token of the loss's own pass (`RolloutBatch.gradient_energies`).
 
-    ``x_t``, what the policy's last layer returns, is found by running it: it enters the last module that the policy's
-    backbone calls, as a rule the final norm. Only the token's own loss passes through it.
+    Where tokens have advantages of their own, ``x_t`` is what the policy's last layer returns, since only the token's
+    own loss passes through it. It is found by running the policy: it enters the last module that the backbone calls,
+    as a rule the final norm. Where a rollout has one advantage, ``x_t`` is what the layer a tenth of all below it
+    returns (3 below of 30; with fewer than 10 layers, the last). Losses of later tokens pass through it too, and the
+    rollout's energy, their sum, is then close to that of the whole gradient (docs/estimators.md).
+
+    Equal rollouts go through the policy once, so its gradient there is divided by the sum of their advantages. Where
+    other rollouts only begin alike, that gives at most the largest of their energies.
 
     Args:
         policy: before it is wrapped for training.
@@ -187,6 +204,9 @@ class GradientEnergies:
     def __init__(self, policy: Any) -> None:
         plain: Any = policy.get_base_model() if is_peft_model(policy) else policy
         self._modules = [module for module in plain.base_model.modules() if not any(module.children())]
+        layers = layers_of(plain)
+        below = len(layers) // _DEPTH
+        self._above = layers[len(layers) - below] if below else None
         self.warned = False
 
     @staticmethod
@@ -206,32 +226,38 @@ class GradientEnergies:
         if "global_row" not in inputs or inputs["gradient_energies"].any():
             yield
             return
-        entered: list[Any] = []
+        advantages = inputs["advantages"].float()
+        inner = self._above if advantages.ndim == 1 else None
+        entered: dict[bool, Tensor] = {}
 
-        def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if args and isinstance(args[0], Tensor) and args[0].ndim == 3:
-                entered[:] = args[:1]
+        def keep(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            given = args[0] if args else named.get("hidden_states")
+            if isinstance(given, Tensor) and given.ndim == 3:
+                entered[module is inner] = given
 
-        hooks = [module.register_forward_hook(keep) for module in self._modules]
+        modules = self._modules if inner is None else [*self._modules, inner]
+        hooks = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in modules]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
-        advantages = inputs["advantages"].float()
-        squares = (advantages if advantages.ndim == 2 else advantages[:, None]) ** 2
+        tokens = inputs["gradient_energies"].shape[1]
+        each = advantages if advantages.ndim == 2 else advantages[:, None].expand(-1, tokens)
+        squares = scorer.over_shared(each.abs()) ** 2
         before_tokens = scorer.before_tokens
 
         def energies(gradient: Tensor | None) -> None:
             # Of a compiled model, in which nothing uses the tensor itself.
             if gradient is None:
                 return
-            norms = before_tokens(gradient.float().square().sum(dim=-1, keepdim=True))[..., 0]
-            norms = norms[:, -inputs["gradient_energies"].shape[1] :]
-            inputs["gradient_energies"] = torch.where(squares > 0, norms / squares, 0.0)
+            norms = before_tokens(gradient.float().square().sum(dim=-1, keepdim=True))[:, -tokens:, 0]
+            inputs["gradient_energies"] = torch.where(each * squares != 0, norms / squares, 0.0)
 
-        if entered and entered[0].requires_grad:
-            entered[0].register_hook(energies)
+        # Below the first layer that is trained there is no gradient.
+        reached = [entered[which] for which in (True, False) if which in entered and entered[which].requires_grad]
+        if reached:
+            reached[0].register_hook(energies)
 
     def taken(self, micro_batches: Sequence[Output]) -> tuple[Tensor, Tensor]:
         """The places ``(B,)`` and the energies ``(B, T)`` of the rows that this rank has trained on; warns once if the

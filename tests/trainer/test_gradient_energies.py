@@ -6,6 +6,7 @@ from peft import LoraConfig
 
 from basis_rl.baselines import BatchMean, build_baseline
 from basis_rl.trainer import BasisTrainer
+from examples.quickstart.warm_start import build_model
 from tests.support.tiny import tiny_model, tiny_tokenizer, tiny_trainer
 
 pytestmark = pytest.mark.gpu
@@ -36,15 +37,16 @@ class WithRows(BasisTrainer):
         return local
 
 
-def expected_energies(trainer, rows):
-    """``|d log pi(y_t) / d x_t|^2``, ``(B, T)``, x_t what enters the final norm: one padded row at a time."""
+def expected_energies(trainer, rows, layer=None):
+    """``|d log pi(y) / d x_t|^2``, ``(B, T)``, x_t what enters a layer or the final norm: one padded row at a time."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     backbone = (model.get_base_model() if hasattr(model, "get_base_model") else model).base_model
     tokens = rows["completion_ids"].shape[1]
     found = torch.zeros(rows["completion_ids"].shape)
     for row in range(len(found)):
         entered = []
-        hook = backbone.norm.register_forward_pre_hook(lambda module, args, kept=entered: kept.append(args[0]))
+        module = backbone.norm if layer is None else backbone.layers[layer]
+        hook = module.register_forward_pre_hook(lambda module, args, kept=entered: kept.append(args[0]))
         ids, mask = (
             torch.cat([rows[f"prompt_{kind}"], rows[f"completion_{kind}"]], dim=1)[row : row + 1]
             for kind in ("ids", "mask")
@@ -68,22 +70,34 @@ CASES = {
     "own objective": {"gradient_accumulation_steps": 2, "objective": "gpg"},
     "padded": {"gradient_accumulation_steps": 2, "packing": "none", "objective": "dr_grpo"},
     "groups": {"gradient_accumulation_steps": 2, "num_generations": 4, "objective": "dr_grpo"},
+    "groups with equal rollouts": {
+        "gradient_accumulation_steps": 2,
+        "num_generations": 4,
+        "top_k": 2,
+        "max_completion_length": 2,
+        "allow_truncated_sampling": True,
+        "objective": "dr_grpo",
+    },
     "temperature": {"gradient_accumulation_steps": 2, "temperature": 0.7, "objective": "dr_grpo"},
     "checkpointing": {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "objective": "dr_grpo"},
 }
 
 
-@pytest.mark.parametrize("lora", [False, True])
+# A policy of many layers tells the energies of whole rollouts in an inner one.
+@pytest.mark.parametrize(("lora", "layers", "layer"), [(True, 1, None), (False, 21, 19)])
 @pytest.mark.parametrize("case", CASES)
-def test_energies_are_the_squared_gradients_of_each_token(case, lora, tmp_path, tiny_path):
+def test_energies_are_the_squared_gradients_of_each_token(case, lora, layers, layer, tmp_path):
     settings = {"max_steps": 2, "num_generations": 1, "learning_rate": 1e-30, **CASES[case]}
     peft_config = LoraConfig(target_modules=["q_proj"], init_lora_weights=False) if lora else None
-    trainer = tiny_trainer(tmp_path, Kept(), WithRows, model=tiny_path, peft_config=peft_config, **settings)
+    tokenizer = tiny_tokenizer()
+    model = build_model(tokenizer, hidden_size=16, layers=layers)
+    shape = {"model": model, "processing_class": tokenizer, "peft_config": peft_config}
+    trainer = tiny_trainer(tmp_path, Kept(), WithRows, **shape, **settings)
     trainer.train()
     assert len(trainer.baseline.batches) == len(trainer.rows) >= 2 - ("two" in case)
     averaged = settings["objective"] in ("grpo", "gspo_token")
     for batch, rows in zip(trainer.baseline.batches, trainer.rows, strict=True):
-        expected = expected_energies(trainer, rows)
+        expected = expected_energies(trainer, rows, layer)
         if averaged:
             expected = expected / rows["completion_mask"].sum(dim=1, keepdim=True) ** 2
         found = batch.gradient_energies
@@ -92,6 +106,23 @@ def test_energies_are_the_squared_gradients_of_each_token(case, lora, tmp_path, 
         assert learnt.any()
         # Up to what the loss divides everything by.
         torch.testing.assert_close(found / found[learnt].mean(), expected * learnt / expected[learnt].mean())
+
+
+@pytest.mark.parametrize("case", ["tokens have advantages of their own", "only the last layer is trained"])
+def test_a_deep_policy_tells_its_last_layer_where(case, tmp_path):
+    tokenizer = tiny_tokenizer()
+    model = build_model(tokenizer, hidden_size=16, layers=11)
+    baseline = Kept("optimal_token" if "tokens" in case else "optimal")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("tokens" in case or "layers.10." in name)
+    shape = {"model": model, "processing_class": tokenizer, "max_steps": 2, "num_generations": 1}
+    trainer = tiny_trainer(tmp_path, baseline, WithRows, objective="dr_grpo", learning_rate=1e-30, **shape)
+    trainer.train()
+    found = baseline.batches[0].gradient_energies
+    model.requires_grad_(True)
+    expected = expected_energies(trainer, trainer.rows[0]) * (found > 0)
+    assert found.any()
+    torch.testing.assert_close(found / found.mean(), expected / expected.mean())
 
 
 def test_a_target_adds_no_pass_over_the_rollouts(tmp_path, tiny_path):
