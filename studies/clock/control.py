@@ -3,15 +3,16 @@
     python -m studies.clock.control --model FOLDER --bf16 [--rows ROW ...] [--tune_only] [--at_most RUNS]
 
 The arithmetic task of `studies.clock.study`, with 1,100 problems to train on and 1,000 held out; 40 steps of 64
-rollouts; greedy accuracy every eight steps, by weights rounded to bfloat16 (one core measures 1,000 problems in half of
-the time). Not TRL's time but the ends and the rollouts to 40, 45 and 50 % are compared.
+rollouts; greedy accuracy every eight steps, with ``--bf16`` by weights rounded to it (one core measures 1,000 problems
+in half of the time). Not TRL's time but the ends and the rollouts to 40, 45 and 50 % are compared.
 
 - Tuning: each row at learning rates a factor of two apart, from 5e-6 and 1e-5 on towards the better one until the end
   falls, with seeds 10 and 11, which are not counted; of their runs the end alone is measured.
 - Counted: the row at that rate with seeds by which nothing was chosen (`COUNTED`).
 
 A run's end is the mean of its last three measurements, and it is at a level where the line between two measurements
-crosses it. Runs are stored, so the command can be stopped at any time and called again.
+crosses it. Runs are stored, so the command can be stopped at any time and called again; those of the stored table are
+not made again on another machine either.
 Results: ``studies/results/control.json`` and a plot.
 """
 
@@ -31,7 +32,7 @@ from basis_rl.text import markdown_table
 from studies.clock.run import ROLLOUTS
 from studies.clock.study import LAST, end, planned_run
 from studies.drawing import panels, style, title
-from studies.runs import RESULTS, Planned, kept, origins, save_table, study_parser
+from studies.runs import RESULTS, Planned, kept, origins, read_table, save_table, study_parser
 
 TUNING = (10, 11)
 STARTS = (5e-6, 1e-5)
@@ -55,6 +56,7 @@ SHOWN = {
     "grpo": "groups of eight, grpo",
 }
 RESAMPLED = 2_000
+SIZES = ("steps", "held_out", "problems")
 
 
 class Enough(Exception):
@@ -62,12 +64,17 @@ class Enough(Exception):
 
 
 class Runs:
-    """The stored runs; a missing one is made, as long as fewer than `at_most` were."""
+    """The runs of the stored table and of the output folder; a missing one is made, as long as fewer than `at_most`
+    were."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.made = options, 0
         self.files: list[Path] = []
         self.found: list[dict[str, Any]] = []
+        table = options.results / "control.json"
+        self.facts, self.stored = read_table(table) if table.is_file() else ({}, [])
+        if any(self.facts.get(key, getattr(options, key)) != getattr(options, key) for key in SIZES):
+            raise SystemExit(f"{table} has runs of other sizes. Give another --results, or remove it.")
 
     def plan(self, row: str, seed: int, rate: float) -> Planned:
         # Of a run that only chooses the rate, nothing but the end is read.
@@ -82,6 +89,10 @@ class Runs:
         """
         plan = self.plan(row, seed, rate)
         if not plan.file.is_file():
+            for other in self.stored:
+                if all(other[name] == value for name, value in plan.labels.items()):
+                    self.found += [other] if other not in self.found else []
+                    return other
             if self.made == self.options.at_most:
                 raise Enough
             self._begin_measured(plan)
@@ -205,8 +216,11 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
                     runs.get(row, seed, rate)
     except Enough:
         print(f"{runs.made} runs were made. The same command goes on.")
-    facts = {"runs made": origins(runs.files)}
-    facts |= {key: getattr(options, key) for key in ("steps", "held_out", "problems")}
+    known = {(run["row"], run["learning_rate"], run["seed"]) for run in runs.found}
+    runs.found += [run for run in runs.stored if (run["row"], run["learning_rate"], run["seed"]) not in known]
+    made = runs.facts.get("runs made", [])
+    facts = {"runs made": made + [each for each in origins(runs.files) if each not in made]}
+    facts |= {key: getattr(options, key) for key in SIZES}
     save_table("control", facts, runs.found, options.results)
     print(table(runs.found))
     if counted := [run for run in runs.found if run["seed"] not in TUNING]:

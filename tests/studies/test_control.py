@@ -56,6 +56,10 @@ def test_the_end_alone_of_a_tuning_run_is_measured(tmp_path, monkeypatch):
     assert all(len(json.loads(file.read_text())) == 1 for file in tmp_path.glob("runs/arithmetic-*/points.json"))
     assert [run["learning_rate"] for run in runs if run["seed"] == 0] == [5e-6]
     assert (tmp_path / "control.png").is_file()
+    # On another machine, which has the table alone.
+    again = control.main(["--rows", "grpo", "--output", str(tmp_path / "elsewhere"), "--results", str(tmp_path)])
+    assert again == runs
+    assert len(plans) == len(runs)
 
 
 def test_the_clock_measures_from_its_first_step_on(tmp_path):
