@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from basis_rl.data import problem_text
+from basis_rl.functional.passk import pass_at_k
 from basis_rl.types import RolloutBatch
 
 
@@ -186,3 +187,39 @@ def without_infinities(logs: dict[str, Any], metrics: Mapping[str, list[float]])
     for name, value in logs.items():
         if isinstance(value, float) and not math.isfinite(value):
             logs[name] = None
+
+
+class EvalScores:
+    """Rewards of one evaluation, by row of its set.
+
+    TRL's ``eval_reward`` is the mean of the means of the batches, of which the last may be smaller and, on several
+    ranks, filled up with rows from the start. Here every row counts once, whatever it shares with others.
+    """
+
+    def __init__(self) -> None:
+        self.rewards: list[float] = []
+
+    def add(self, rewards: Tensor) -> None:
+        """Take in a batch of all ranks, ``(N,)``, row after row; NaN where there is no score."""
+        self.rewards += rewards.tolist()
+
+    def take(self, num_rollouts: int, rows: int | None) -> dict[str, float]:
+        """Return ``reward``, the mean of all scores; ``avg@n``, the same with 0 where there is no score, as of a wrong
+        answer; and, where all of these are 0 or 1, ``pass@k`` for k = 2, 4, ... up to n. Reset the counts.
+
+        Args:
+            num_rollouts: of each row.
+            rows: the length of the set; None for a stream, of which all that came counts.
+        """
+        scores = torch.tensor(self.rewards).double()[: rows and rows * num_rollouts]
+        self.rewards = []
+        if not len(scores):
+            return {}
+        rewards = scores.nan_to_num(nan=0.0).view(-1, num_rollouts)
+        found = {"reward": float(scores.nanmean()), f"avg@{num_rollouts}": float(rewards.mean())}
+        if bool(((rewards == 0) | (rewards == 1)).all()):
+            right = rewards.sum(dim=1).long()
+            ks = {2**i for i in range(1, num_rollouts.bit_length())} | ({num_rollouts} - {1})
+            for k in sorted(ks):
+                found[f"pass@{k}"] = float(pass_at_k(num_rollouts, right, k).mean())
+        return found

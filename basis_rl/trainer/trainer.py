@@ -61,7 +61,7 @@ from basis_rl.run.seams import attributes
 from basis_rl.run.terminal import guarded_output
 from basis_rl.run.usage import Spending
 from basis_rl.samplers import Draw, PromptSampler, ValueBelief
-from basis_rl.trainer import scoring
+from basis_rl.trainer import correction, scoring
 from basis_rl.trainer import state as run_state
 from basis_rl.trainer.config import BasisConfig, without_secrets
 from basis_rl.trainer.conversation import StreamedRollout
@@ -71,7 +71,16 @@ from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout, reads_boxes
 from basis_rl.trainer.gather import gather_batch, gather_rows, local_rows, prompt_ids_of
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
 from basis_rl.trainer.grading import Grader
-from basis_rl.trainer.logs import StepMeans, distinct, of_kind, per_rollout, rollout_rows, set_aside, without_infinities
+from basis_rl.trainer.logs import (
+    EvalScores,
+    StepMeans,
+    distinct,
+    of_kind,
+    per_rollout,
+    rollout_rows,
+    set_aside,
+    without_infinities,
+)
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, depending_on_micro_batches, token_means
 from basis_rl.trainer.micro_batches import by_tokens, check_token_budget, parts_of, rows_within
 from basis_rl.trainer.model_check import (
@@ -310,7 +319,7 @@ class BasisTrainer(GRPOTrainer):
         # Prompts of the generation batch, where environments make them.
         self._begun: list[Any] = []
         self._kept_rollouts = KeptRollouts(str(args.output_dir), args.keep_rollouts_mb)
-        self._eval_scores = scoring.EvalScores()
+        self._eval_scores = EvalScores()
         self._eval_name = ""
         self.timer = StepTimer(accelerator, self.model.config, "bfloat16" if args.bf16 else str(self.model.dtype))
         self.packing = enable_packing(self.model, args, has_dropout(self.model))
@@ -338,8 +347,8 @@ class BasisTrainer(GRPOTrainer):
         # The micro-batch whose loss is computed, and the copy of it that TRL sees.
         self._in_loss: list[dict[str, Any]] | None = None
         self._means = StepMeans()
-        self._alarm = scoring.RatioAlarm()
-        self._correction: scoring.RolloutCorrection | None = None
+        self._alarm = correction.RatioAlarm()
+        self._correction: correction.RolloutCorrection | None = None
         self._window = 0
         # DeepSpeed and FSDP put the model on its device when training begins, where its kernels are.
         here = next(self.model.parameters()).device.type == accelerator.device.type and has_weights(self.model)
@@ -397,7 +406,7 @@ class BasisTrainer(GRPOTrainer):
         by_rows = ["router_aux_loss_coef"] * self.aux_loss_enabled
         by_rows += sorted(IMAGES & set(getattr(self.train_dataset, "column_names", None) or ()))
         check_token_budget(self.args, self.objective, self.packing, by_rows)
-        self._correction = scoring.RolloutCorrection(self.args) if self._loss_scores_rollouts() else None
+        self._correction = correction.RolloutCorrection(self.args) if self._loss_scores_rollouts() else None
         self._window, why = self._order_window()
         if self.accelerator.is_main_process:
             for line in packing_lines(self.packing, why):
@@ -512,7 +521,7 @@ class BasisTrainer(GRPOTrainer):
             recordings.enter_context(self._numbers.lent())
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if is_ours and "importance_sampling_ratio" in output:
-            weights = scoring.correction_weights(self.args, output, output["old_per_token_logps"])
+            weights = correction.correction_weights(self.args, output, output["old_per_token_logps"])
             output["importance_sampling_ratio"] = weights
         if not training:
             # There is nothing to learn in an evaluation, and a value table need not know its prompts.
@@ -773,11 +782,11 @@ class BasisTrainer(GRPOTrainer):
 
     def _log_mismatch(self, output: dict[str, Any]) -> None:
         """How far the engine is from the policy, once a generation batch is scored."""
-        mismatch = scoring.rollout_mismatch(self.accelerator, output)
+        mismatch = correction.rollout_mismatch(self.accelerator, output)
         self._log_all(mismatch)
         self._alarm.check_sample_size(mismatch.get("rollout/ess", 1.0))
         if "importance_sampling_ratio" in output:
-            found = scoring.correction_metrics(self.accelerator, output)
+            found = correction.correction_metrics(self.accelerator, output)
             if self._correction is None:
                 # TRL has logged its own values under these names; ours take their place.
                 for name in found:
@@ -1240,7 +1249,7 @@ class BasisTrainer(GRPOTrainer):
         metrics apart: ``eval_NAME_reward``. It does not change the training that follows: the random state is
         restored."""
         self._means.forget()
-        self._eval_scores = scoring.EvalScores()
+        self._eval_scores = EvalScores()
         self._eval_name = metric_key_prefix.removeprefix("eval").removeprefix("_")
         logs = {name: of_kind(rows, self.args.generation_batch_size) for name, rows in self._logs.items()}
         table = Path(str(self.args.output_dir)) / "completions" / f"completions_{self.state.global_step:05d}.parquet"
@@ -1485,7 +1494,7 @@ SIGNALS: dict[str, Callable[[BasisTrainer, list[dict[str, Any]], dict[str, Any]]
     "energies": lambda run, rows, output: run._recorders["energies"].take(output),
     "entropies": lambda run, rows, output: run._recorders["entropies"].take(output),
     "hidden_states": lambda run, rows, output: run.accelerator.gather(run._recorders["hidden_states"].take(output)),
-    "rollout_weights": lambda run, rows, output: scoring.rollout_weights(output),
+    "rollout_weights": lambda run, rows, output: correction.rollout_weights(output),
     "values": lambda run, rows, output: run._critic and run._critic.values(output, run._generation_batch),
     "log_probs": lambda run, rows, output: run._old_log_probs(output),
     "reward_parts": lambda run, rows, output: run._rewards_per_func,

@@ -16,8 +16,8 @@ from trl.trainer.utils import RepeatSampler
 from basis_rl.cli.main import main
 from basis_rl.data import DataArguments, load_prompts
 from basis_rl.rewards import MathVerifyReward
+from basis_rl.trainer.logs import EvalScores
 from basis_rl.trainer.random_numbers import random_numbers_kept
-from basis_rl.trainer.scoring import EvalScores
 from tests.support.tiny import DEVICE, flat, parity_reward, sums, tiny_model, tiny_trainer
 
 

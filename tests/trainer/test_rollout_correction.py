@@ -9,7 +9,7 @@ import torch
 
 from basis_rl.baselines import Spo
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.scoring import RolloutCorrection
+from basis_rl.trainer.correction import RolloutCorrection
 from tests.support.tiny import sums, tiny_model, tiny_tokenizer, tiny_trainer
 
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
