@@ -14,7 +14,6 @@ from basis_rl.recipe.keys import Recipe
 from basis_rl.rewards.call import call
 from basis_rl.rewards.extract import completion_text
 from basis_rl.trainer.first_rollouts import Rollout, explanation, reads_boxes
-from basis_rl.trainer.gather import prompt_ids_of
 from basis_rl.trainer.plan import Plan, sampling_of, with_tools
 from basis_rl.trainer.rewarding import total_rewards
 from basis_rl.values import ValueTable
@@ -79,5 +78,5 @@ def share_of_a_batch(plan: Plan) -> float:
 
 def of_table(plan: Plan, table: ValueTable) -> str:
     """What `waste` says of the groups without variance, from the rewards in a value table."""
-    ids = prompt_ids_of(plan.train_dataset, plan.reads) or []
-    return waste([table.rewards(name) for name in ids if name in table], share_of_a_batch(plan), plan.sampler)
+    known = [name for name in plan.prompt_ids or [] if name in table]
+    return waste([table.rewards(name) for name in known], share_of_a_batch(plan), plan.sampler)

@@ -31,7 +31,6 @@ from basis_rl.run.errors import RequestRefused, RolloutError
 from basis_rl.run.hub import refuse_push
 from basis_rl.samplers import sampler_name
 from basis_rl.trainer import BasisConfig
-from basis_rl.trainer.gather import prompt_ids_of
 from basis_rl.trainer.model_check import rounding_note
 from basis_rl.trainer.plan import Plan
 from basis_rl.trainer.selection import tried_belief
@@ -78,7 +77,7 @@ def sampling(plan: Plan) -> str:
     sampler = plan.sampler
     dataset = plan.train_dataset
     texts = (problem_text(row.get("prompt", "")) for row in dataset)
-    tried_belief(sampler, plan.baseline, prompt_ids_of(dataset, plan.reads) or [], texts, plan.args)
+    tried_belief(sampler, plan.baseline, plan.prompt_ids or [], texts, plan.args)
     parameters = ", ".join(f"{key} {value}" for key, value in sampler.parameters.items())
     drawn = f"Prompts are drawn by `{sampler_name(sampler)}`" + (f" ({parameters})" if parameters else "")
     if plan.args.max_generations is not None:

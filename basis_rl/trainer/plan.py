@@ -139,6 +139,11 @@ class Plan:
         return read_columns(self.reward_funcs).union(chosen, *(columns for columns in taken if columns is not None))
 
     @functools.cached_property
+    def prompt_ids(self) -> list[str] | None:
+        """The id of each training row (`row_id`); None for a stream."""
+        return prompt_ids_of(self.train_dataset, self.reads)
+
+    @functools.cached_property
     def rendered(self) -> list[str]:
         """Every training prompt as the model is given it; empty where an environment makes the prompts."""
         if "prompt" not in self.train_dataset.column_names:
@@ -945,9 +950,8 @@ def validate_baseline(plan: Plan, config: Any) -> None:
         plan.baseline.validate(run_context(plan, config))
     if plan.args.max_generations is None:
         return
-    ids = prompt_ids_of(plan.train_dataset, plan.reads) or []
     try:
-        try_ragged(plan.baseline, ids[:_TRIED])
+        try_ragged(plan.baseline, (plan.prompt_ids or [])[:_TRIED])
     # The baseline may be anybody's.
     except Exception as error:
         raise ValueError(
@@ -969,7 +973,7 @@ def run_context(plan: Plan, config: Any) -> RunContext:
     """What `Baseline.validate` may look at. A streamed dataset's prompts are not known beforehand, and left out."""
     prompts: dict[str, str] = {}
     texts: dict[str, str] = {}
-    ids = prompt_ids_of(plan.train_dataset, plan.reads)
+    ids = plan.prompt_ids
     if ids is not None:
         given = plan.train_dataset["prompt"] if "prompt" in plan.train_dataset.column_names else [""] * len(ids)
         prompts = dict(zip(ids, map(fingerprint, plan.rendered), strict=True))
