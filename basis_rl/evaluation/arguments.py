@@ -1,4 +1,4 @@
-"""What an evaluation may be told: the options of ``basis-rl eval``."""
+"""The options of ``basis-rl eval``."""
 
 from __future__ import annotations
 
