@@ -139,7 +139,8 @@ def _check_names(title: str, cls: type, params: Mapping[str, Any], key: str) -> 
         )
     for missing in (each.name for each in named.values() if each.default is each.empty and each.name not in params):
         message = getattr(cls, "ON_MISSING", {}).get(missing)
-        raise ValueError(f"{title} needs the parameter '{missing}' (recipe: `{key}`){f': {message}' if message else '.'}")
+        way_out = f": {message}" if message else "."
+        raise ValueError(f"{title} needs the parameter '{missing}' (recipe: `{key}`){way_out}")
 
 
 def _is_a(value: Any, annotation: Any) -> bool:

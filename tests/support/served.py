@@ -38,7 +38,7 @@ def server(model: Path, log: Path, port: int = 0, max_lora_rank: int | None = No
 
 def push(url: str, model: Path) -> None:
     """Give a server the weights of that checkpoint."""
-    from basis_rl.engine.generation import TrainingClient
+    from basis_rl.engine.training_client import TrainingClient
 
     client = TrainingClient(SyncSettings("folder", None, 1e-3, 60.0, 60.0, False), url, connection_timeout=60.0)
     client.init_communicator()
