@@ -138,8 +138,9 @@ def _check_names(title: str, cls: type, params: Mapping[str, Any], key: str) -> 
             f"that of another one in the recipe, replace it: --{key} '{{}}'."
         )
     for missing in (each.name for each in named.values() if each.default is each.empty and each.name not in params):
-        told = getattr(cls, "ON_MISSING", {}).get(missing)
-        raise ValueError(f"{title} needs the parameter '{missing}' (recipe: `{key}`){f': {told}' if told else '.'}")
+        message = getattr(cls, "ON_MISSING", {}).get(missing)
+        way_out = f": {message}" if message else "."
+        raise ValueError(f"{title} needs the parameter '{missing}' (recipe: `{key}`){way_out}")
 
 
 def _is_a(value: Any, annotation: Any) -> bool:

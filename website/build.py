@@ -33,7 +33,7 @@ EXPORTING = {
     **{"basis_rl.trainer": "Trainer", "basis_rl.baselines": "Baselines", "basis_rl.samplers": "Prompt samplers"},
     **{"basis_rl.objectives": "Objectives", "basis_rl.rewards": "Rewards", "basis_rl.values": "Value tables"},
     **{"basis_rl.clusters": "Clusters", "basis_rl.data": "Data", "basis_rl.tools": "Tools"},
-    **{"basis_rl.engine": "Rollouts", "basis_rl.evaluation": "Evaluation", "basis_rl.report": "Reports"},
+    **{"basis_rl.engine": "Rollouts", "basis_rl.report": "Reports"},
     **{"basis_rl.sandbox": "Sandbox", "basis_rl.conformance": "Checkers"},
 }
 # Classes of which only these methods are shown; the others override TRL's, or serve the command line.

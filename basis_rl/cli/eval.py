@@ -15,7 +15,7 @@ from basis_rl.engine.server import ServerError
 from basis_rl.evaluation.arguments import EvalArguments
 from basis_rl.evaluation.plan import EvalPlan
 from basis_rl.recipe.build import load_by_name
-from basis_rl.recipe.file import Parser, take_lists
+from basis_rl.recipe.file import Parser, split_lists, take_lists
 from basis_rl.recipe.keys import RunArguments
 from basis_rl.recipe.words import check_flags, parse_value, peek, read_words
 from basis_rl.rewards.registry import build_reward, split_params
@@ -104,7 +104,7 @@ def parse(argv: Sequence[str]) -> EvalArguments:
     path = recipe_of(str(asked or given.get("model"))) or asked
     taken = of_recipe(str(path), given) if path and path != "none" else {}
     keys.set_defaults_with_config(**taken)
-    (options,) = keys.parse_args_into_dataclasses(list(argv), look_for_args_file=False)
+    (options,) = keys.parse_args_into_dataclasses(split_lists(argv, keys), look_for_args_file=False)
     if held := [f"{key} {value!r}" for key, value in taken.items() if value and getattr(options, key) == value]:
         print(f"From '{path}', where options say nothing else: {', '.join(held)}.", flush=True)
     return options

@@ -116,7 +116,7 @@ class ServedAdapters:
     ones.
 
     Args:
-        client: a `basis_rl.engine.generation.TrainingClient`.
+        client: a `basis_rl.engine.training_client.TrainingClient`.
     """
 
     def __init__(self, client: Any) -> None:

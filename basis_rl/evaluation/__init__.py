@@ -1,5 +1,1 @@
 """Measuring models."""
-
-from basis_rl.evaluation.accuracy import accuracy
-
-__all__ = ["accuracy"]

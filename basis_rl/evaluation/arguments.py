@@ -1,4 +1,4 @@
-"""What an evaluation may be told: the options of ``basis-rl eval``."""
+"""The options of ``basis-rl eval``."""
 
 from __future__ import annotations
 
@@ -66,7 +66,6 @@ class EvalArguments(DataArguments):
         super().__post_init__()
         if not self.model:
             raise ValueError("Which model? `basis-rl eval MODEL --benchmarks math500`: a Hub id or a folder.")
-        self.benchmarks = [name for word in self.benchmarks for name in word.split(",") if name]
         if bool(self.benchmarks) == bool(self.dataset_name):
             raise ValueError("Which benchmarks? `--benchmarks aime24,math500`, or the path of a file; or in place of "
                              "benchmarks your own data, `--dataset_name`.")  # fmt: skip
@@ -89,11 +88,6 @@ class EvalArguments(DataArguments):
     def folder(self) -> Path:
         """Where rollouts and results go."""
         return Path(self.output_dir or f"runs/eval/{Path(self.model).name}")
-
-    @property
-    def urls(self) -> list[str]:
-        """Servers that run already."""
-        return [url for word in self.vllm_urls or [] for url in word.split(",") if url]
 
     @property
     def data(self) -> DataArguments:

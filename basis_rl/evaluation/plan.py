@@ -75,7 +75,7 @@ class EvalPlan:
     def _context(self) -> int | None:
         """Tokens that prompt and answer may have together, in the model and at all servers; None is not known."""
         text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
-        limits = [check_served(url, self.options.model) for url in self.options.urls]
+        limits = [check_served(url, self.options.model) for url in self.options.vllm_urls or []]
         return min(filter(None, [getattr(text, "max_position_embeddings", None), *limits]), default=None)
 
     def _max_new_tokens(self, name: str, tokens: list[list[int]]) -> int:
@@ -118,7 +118,7 @@ class EvalPlan:
             "model": options.model,
             "revision": model_revision(options.model, getattr(self.config, "_commit_hash", None)),
             "backend": options.backend,
-            "dtype": "the server's" if self.options.urls else self._dtype(),
+            "dtype": "the server's" if options.vllm_urls else self._dtype(),
             "prompt_template": options.prompt_template or (BOXED if options.benchmarks else None),
             "system_prompt": options.system_prompt,
             "chat_template": fingerprint(template) if isinstance(template, str) else None,
@@ -161,7 +161,7 @@ class EvalPlan:
         if all(evaluation.is_complete() for evaluation in self.evaluations):
             results = self._results(lambda *_: iter(()))
         else:
-            with addresses(options.urls, self._server_options()) as urls:
+            with addresses(options.vllm_urls or [], self._server_options()) as urls:
                 results = self._results(self._source(urls))
         everything = table(results)
         if self.other:
@@ -182,7 +182,7 @@ class EvalPlan:
 
     def _server_options(self) -> ServerOptions | None:
         options = self.options
-        if options.backend != "vllm" or options.urls:
+        if options.backend != "vllm" or options.vllm_urls:
             return None
         return ServerOptions(
             options.model,

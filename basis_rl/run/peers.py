@@ -43,7 +43,7 @@ def naming_lost_peers() -> Iterator[None]:
         # Our own errors may also speak of connections, to a vLLM server or in a reward function.
         if isinstance(error, DistError) or (type(error) is RuntimeError and _LOST.search(str(error))):
             raise PeerLost(
-                f"{pulse.told()}: a process or machine has died, or the network is cut ({str(error)[:200]}). Resume "
+                f"{pulse.message()}: a process or machine has died, or the network is cut ({str(error)[:200]}). Resume "
                 "with the same command and --resume_from_checkpoint auto."
             ) from error
         raise
@@ -87,7 +87,7 @@ class _Pulse:
             with suppress(OSError, ValueError):
                 self.heard[int(self.socket.recv(16))] = time.time()
 
-    def told(self) -> str:
+    def message(self) -> str:
         """Who is silent, after a moment in which that shows."""
         time.sleep(_SILENT + 2 * _EVERY)
         named = []

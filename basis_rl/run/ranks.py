@@ -45,8 +45,8 @@ def require_same(values: Mapping[str, Any]) -> None:
     pairs = {name: (values.get(name), first.get(name)) for name in sorted({*values, *first})}
     shown = ", ".join(f"{name} {mine}, {its}" for name, (mine, its) in pairs.items() if mine != its)
     mine = shown and f"the settings of rank {PartialState().process_index} differ from rank 0's: {shown}"
-    if told := "; ".join(filter(None, gathered(mine))):
-        raise ValueError(f"{told}. All ranks need the same settings, data, reward functions and versions.")
+    if message := "; ".join(filter(None, gathered(mine))):
+        raise ValueError(f"{message}. All ranks need the same settings, data, reward functions and versions.")
 
 
 def asked_processes() -> int:

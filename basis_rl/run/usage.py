@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 
-class Spending:
+class Usage:
     """Counts over a whole run, resumes included; all of it is in every line of the log.
 
     - ``num_rollouts``: rollouts that were sampled for training on all ranks, the greedy ones of `remax` included.

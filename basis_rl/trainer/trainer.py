@@ -59,7 +59,7 @@ from basis_rl.run.rollouts import KeptRollouts
 from basis_rl.run.run_lock import check_place, end_with_launcher, held
 from basis_rl.run.seams import attributes
 from basis_rl.run.terminal import guarded_output
-from basis_rl.run.usage import Spending
+from basis_rl.run.usage import Usage
 from basis_rl.samplers import Draw, PromptSampler, ValueBelief
 from basis_rl.trainer import correction, scoring
 from basis_rl.trainer import state as run_state
@@ -243,7 +243,7 @@ class BasisTrainer(GRPOTrainer):
         args = self.args
         accelerator = self.accelerator
         self.origin = Origin.of(self.model.config, args, objective_name(self.objective))
-        self.spending = Spending()
+        self.spending = Usage()
         self.was_finished = False
         self._generation_batch = 0
         self._pending = run_state.PendingBatches()
@@ -1323,7 +1323,7 @@ class BasisTrainer(GRPOTrainer):
 
     def _begin(self) -> None:
         """What training begins with, once TRL and transformers have theirs from the checkpoint."""
-        self.spending = Spending()
+        self.spending = Usage()
         self.was_finished = False
         if self._resumed is not None:
             self._restore(self._resumed)

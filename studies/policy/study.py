@@ -31,9 +31,11 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from datasets import Dataset
+
 from basis_rl.cli.main import main as basis_rl
 from basis_rl.data import load_prompts
-from basis_rl.evaluation import accuracy
+from basis_rl.engine import Sampling, prompt_tokens, sample
 from basis_rl.recipe.build import build_trainer
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import MathVerifyReward
@@ -144,6 +146,16 @@ def prepare(scale: Scale, seed: int, folder: Path) -> dict[str, Any]:
     return kept(folder / "prepared.json", key, make)[0]
 
 
+def accuracy(model: Any, tokenizer: Any, problems: Dataset, reward: Any, tokens: int) -> float:
+    """Mean reward of one greedy rollout of each problem; one that could not be scored counts as wrong."""
+    prompts = [prompt_tokens(prompt, tokenizer, {}) for prompt in problems["prompt"]]
+    drawn = dict(sample(model, tokenizer, prompts, Sampling(tokens, temperature=0.0)))
+    answers = [drawn[index][0].text for index in range(len(prompts))]
+    # In one call, so that grading processes work in parallel.
+    rewards = reward(prompts=list(problems["prompt"]), completions=answers, solution=list(problems["solution"]))
+    return sum(r or 0.0 for r in rewards) / len(rewards)
+
+
 def run(scale: Scale, objective: str, row: str, seed: int, output: Path) -> dict[str, Any]:
     """Train once; returns the columns of the table."""
     folder, uses_table = output / f"seed{seed}", "{values}" in str(ROWS[row])
@@ -156,7 +168,7 @@ def run(scale: Scale, objective: str, row: str, seed: int, output: Path) -> dict
 
     def score(model: Any) -> dict[str, float]:
         tokenizer: Any = trainer.processing_class
-        return {"held_out": accuracy(model, tokenizer, held_out, reward, max_completion_length=tokens)}
+        return {"held_out": accuracy(model, tokenizer, held_out, reward, tokens)}
 
     points = measured_training(trainer, Measured(trainer, score, 2 * scale.every))
     return {

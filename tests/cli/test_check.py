@@ -254,6 +254,10 @@ def test_the_server_is_asked(check, tiny_path, monkeypatch):
         code, said, warnings, _ = check(**vllm)
         assert (code, warnings) == (0, [])
         assert "has this model and accepts up to 4096 tokens" in said
+        _, said, warnings, _ = check(**{**vllm, "vllm_server_base_url": f"{fake.url}, http://127.0.0.1:9"})
+        assert f"The server at {fake.url} has this model" in said
+        assert len(warnings) == 1
+        assert "no vLLM server at http://127.0.0.1:9" in warnings[0]
         lora = {"vllm_lora_sync": "adapter", "use_peft": True, "lora_target_modules": "all-linear"}
         assert "cannot load adapters" in check(**vllm, **lora)[2][0]
         fake.max_model_len = 40

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from basis_rl.types import Advantages
 from basis_rl.values import ValueTable
 from examples.custom_baseline import Shrinkage
 from tests.cli.conftest import SETTINGS
-from tests.support.ranks import forked, launch, output_of
+from tests.support.ranks import forked
 from tests.support.tiny import Tokenwise
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
@@ -152,23 +150,6 @@ def test_commands(capsys):
     assert main(["trian"]) == 2
     assert "Did you mean 'train'" in capsys.readouterr().err
     assert main(["--help"]) == main(["--version"]) == 0
-
-
-@pytest.mark.long
-def test_exit_code_and_no_traceback_in_a_process_of_its_own(recipe):
-    command = [sys.executable, "-m", "basis_rl", "train", recipe(baseline="rlo")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "Did you mean 'rloo'" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.long
-def test_accelerate_launch_takes_the_same_arguments(recipe, tmp_path):
-    said = output_of(launch("basis_rl", "train", recipe(), "--per_device_train_batch_size", "4"))
-    assert "step 2/2" in said
-    assert said.count("== Summary") == 1
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out") is not None
 
 
 class ByPosition(Tokenwise):

@@ -25,10 +25,20 @@ def init(tmp_path, tiny_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(rows, *more):
+        """Rows, or the name of a data set."""
+        if isinstance(rows, str):
+            more = (*more, "--data", rows)
+            rows = []
         (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return main(["init", "new.yaml", "--force", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu", *more])
 
     return run
+
+
+def loaded():
+    """The problems of the recipe that was written."""
+    recipe = parse_recipe(["new.yaml"])
+    return load_training_data(recipe, load_config_and_tokenizer(recipe.model, recipe.args)[1])
 
 
 def test_the_recipe_passes_the_check(tmp_path, tiny_path, monkeypatch, capsys):
@@ -137,21 +147,15 @@ def test_the_first_test_is_shown_where_problems_do_not_name_the_function(rows, s
     """Two rows of these have no tests, or no problem, as in data of people."""
     rows = [*rows[:3], {**rows[3], "test_list": rows[3]["test_list"][:0]}, {**rows[4], "text": ""}, *rows[5:]]
     assert init(rows) == 0
-    recipe = parse_recipe(["new.yaml"])
-    assert recipe.run.reward_funcs == ["code"]
-    found = load_training_data(recipe, load_config_and_tokenizer(recipe.model, recipe.args)[1])
-    (turn,) = next(row["prompt"] for row in found if "by way 0." in row["prompt"][0]["content"])
+    assert read_recipe("new.yaml")["reward_funcs"] == ["code"]
+    (turn,) = next(row["prompt"] for row in loaded() if "by way 0." in row["prompt"][0]["content"])
     assert turn["content"].partition("and others:\n\n")[2] == shown
     assert "== 2" not in turn["content"], "the second test"
 
 
-def test_the_only_test_of_a_row_is_shown_where_it_alone_names_the_function(tmp_path, tiny_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ONE))
-    assert main(["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu"]) == 0
-    recipe = parse_recipe(["new.yaml"])
-    found = load_training_data(recipe, load_config_and_tokenizer(recipe.model, recipe.args)[1])
-    turns = [turn["content"] for (turn,) in found["prompt"]]
+def test_the_only_test_of_a_row_is_shown_where_it_alone_names_the_function(init):
+    assert init(ONE) == 0
+    turns = [turn["content"] for (turn,) in loaded()["prompt"]]
     assert {"Name it" in turn for turn in turns} == {True, False}
     assert ["assert plus_one" in turn for turn in turns] == ["Name it" not in turn for turn in turns]
 
@@ -213,9 +217,7 @@ def test_options_of_every_form_reach_the_prompt_and_golds_are_letters(rows, colu
     recipe = parse_recipe(["new.yaml"])
     assert recipe.run.reward_funcs == ["choice"]
     assert (recipe.data.choices_column, recipe.data.solution_column) == (columns, gold)
-    _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
-    loaded = load_training_data(recipe, tokenizer)
-    for row in loaded:
+    for row in loaded():
         right = "ABCD".index(row["solution"])
         number = int("".join(filter(str.isdigit, row.get("question") or row["sentence"])))
         assert right == number % (2 if rows is PAIRS else 4)
@@ -256,10 +258,9 @@ def test_without_a_gold_a_reward_that_reads_none_is_taken(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("name", ["knights_knaves", "word_ladder"])
-def test_a_set_with_a_scorer_of_its_own_is_scored_by_it(name, tmp_path, tiny_path, monkeypatch, capsys):
+def test_a_set_with_a_scorer_of_its_own_is_scored_by_it(name, init):
     pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
-    monkeypatch.chdir(tmp_path)
-    assert main(["init", "new.yaml", "--model", str(tiny_path), "--data", f"reasoning_gym:{name}", "--cpu"]) == 0
+    assert init(f"reasoning_gym:{name}") == 0
     assert read_recipe("new.yaml")["reward_funcs"] == ["reasoning_gym"]
 
 

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from transformers import AutoTokenizer
 
 from basis_rl.cli.main import main
 from basis_rl.trainer.turns import read_turn
 from examples.quickstart.warm_start import save
 from examples.tools.run import RECIPE
-from examples.tools.warm_start import RESPONSE_TEMPLATE, conversation, encode
+from examples.tools.warm_start import conversation, encode
 from tests.support.tiny import sums, tiny_model
 from tests.support.tooled import tokenizer
 
@@ -68,8 +67,3 @@ def test_the_warm_start_learns_what_training_renders(use_tool):
     first = ids[len(prefix) : ids.index(tok.eos_token_id, len(prefix)) + 1]
     read = read_turn(tok, first, prefix=prefix)
     assert (read.get("tool_calls") or []) == (messages[1].get("tool_calls") or [])
-
-
-def test_the_template_of_the_example_survives_saving(tmp_path):
-    tokenizer().save_pretrained(tmp_path)
-    assert AutoTokenizer.from_pretrained(tmp_path).response_template == RESPONSE_TEMPLATE

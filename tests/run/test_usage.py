@@ -2,7 +2,7 @@
 
 import pytest
 
-from basis_rl.run.usage import Spending
+from basis_rl.run.usage import Usage
 from basis_rl.trainer import BasisTrainer
 from tests.support.tiny import sums, tiny_trainer
 
@@ -57,7 +57,7 @@ def test_counts_are_those_of_what_was_sampled(name, tmp_path):
 def test_seconds_go_on_where_they_were(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("basis_rl.run.usage.time.perf_counter", lambda: clock[0])
-    first = Spending()
+    first = Usage()
     first.draw(4, 30)
     first.draw(2, 5)
     clock[0] = 107.5
@@ -65,7 +65,7 @@ def test_seconds_go_on_where_they_were(monkeypatch):
     assert first.drawn == (6, 35)
     state = first.state_dict()
     clock[0] = 1000.0
-    second = Spending()
+    second = Usage()
     second.load_state_dict(state)
     clock[0] = 1002.0
     second.draw(1, 1)

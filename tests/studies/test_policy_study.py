@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from basis_rl.engine import Sampling, prompt_tokens, sample
 from studies.policy import report as policy_report
+from studies.policy.study import accuracy
 from studies.training import levels
+from tests.support.tiny import sums, tiny_model, tiny_tokenizer
 
 
 def curve(seed, points=12):
@@ -56,3 +59,17 @@ def test_summary_compares_runs_of_the_same_seed():
     assert basis["to_reference_with_table"]["median"] == pytest.approx(share + 2)
     assert basis["never"] == 1
     assert "never 1" in policy_report.table([groups, basis])
+
+
+def test_accuracy_is_the_mean_reward_of_greedy_rollouts_in_the_order_of_the_problems():
+    tokenizer, data = tiny_tokenizer(), sums(8)
+    prompts = [prompt_tokens(prompt, tokenizer, {}) for prompt in data["prompt"]]
+    drawn = dict(sample(tiny_model(tokenizer), tokenizer, prompts, Sampling(4, temperature=0.0)))
+
+    def reward(prompts, completions, solution):
+        assert solution == data["solution"][:]
+        assert completions == [drawn[i][0].text for i in range(8)]
+        return [None, *[1.0] * 3, *[0.0] * 4]
+
+    assert accuracy(tiny_model(tokenizer), tokenizer, data, reward, 4) == pytest.approx(3 / 8)
+    assert len({rollout.text for (rollout,) in drawn.values()}) > 1

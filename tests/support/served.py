@@ -19,6 +19,13 @@ from tests.support.tiny import tiny_tokenizer, tiny_trainer
 ENGINE = ("--max-num-seqs", "64", "--kv-cache-memory-bytes", str(16 << 20))
 LORA = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", init_lora_weights=False)
 
+SMALL_STREAM = {
+    "rollouts": "stream",
+    "max_staleness": 2,
+    "batches_in_flight": 1,
+    "vllm_importance_sampling_mode": "token_truncate",
+}
+
 
 def save_model(folder: Path, *, tied: bool, seed: int = 0, tokenizer: Any = None) -> Path:
     """A random Qwen3 of 0.4M parameters and its tokenizer; heads of a size that the engine has kernels for."""
@@ -38,7 +45,7 @@ def server(model: Path, log: Path, port: int = 0, max_lora_rank: int | None = No
 
 def push(url: str, model: Path) -> None:
     """Give a server the weights of that checkpoint."""
-    from basis_rl.engine.generation import TrainingClient
+    from basis_rl.engine.training_client import TrainingClient
 
     client = TrainingClient(SyncSettings("folder", None, 1e-3, 60.0, 60.0, False), url, connection_timeout=60.0)
     client.init_communicator()

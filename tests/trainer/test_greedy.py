@@ -7,7 +7,7 @@ import torch
 from transformers import GenerationConfig
 
 from basis_rl.engine import Sampling, prompt_tokens, sample
-from basis_rl.run.usage import Spending
+from basis_rl.run.usage import Usage
 from basis_rl.trainer import BasisTrainer, trainer
 from basis_rl.trainer.random_numbers import OwnNumbers
 from tests.support.ranks import Ranks
@@ -66,7 +66,7 @@ class FakeRun(BasisTrainer):
         self.accelerator, self.use_vllm, self.ranks = accelerator, use_vllm, ranks
         self.vllm_generation = SimpleNamespace(**drawn)
         self.generation_config = GenerationConfig(do_sample=True, max_new_tokens=6, **drawn)
-        self.spending, self.reward_weights = Spending(), torch.tensor([1.0, 0.5])
+        self.spending, self.reward_weights = Usage(), torch.tensor([1.0, 0.5])
         self._numbers = OwnNumbers(torch.device("cpu"))
 
     def _generate_unlogged(self, prompts):
