@@ -8,7 +8,6 @@ import pytest
 
 from basis_rl.rewards import FormatReward, OverlongReward
 from basis_rl.rewards.format import has_form
-from tests.rewards.growth import grows_linearly
 
 BOX = r"so \boxed{1}"
 
@@ -27,12 +26,6 @@ def test_forms(text, forms):
 def test_a_thought_that_the_prompt_has_opened():
     reward = FormatReward("think_box", opened_by_prompt=True)
     assert reward([], [f"a</think>{BOX}", f"<think>a</think>{BOX}", BOX]) == [1.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize("piece", ["<think>", "</think>", "<think>a</think>", "<answer>", "</answer>", "\\boxed{", " "])
-def test_time_is_linear(piece):
-    forms = ("think_box", "think_answer", "answer", "box")
-    assert grows_linearly(lambda n: [has_form("<think>a" + piece * n + BOX, form) for form in forms])
 
 
 def test_a_pattern_that_backtracks_for_ever_ends():

@@ -14,7 +14,6 @@ from basis_rl.rewards.code.harness import Approx, Unsupported, decode, encode
 from basis_rl.rewards.code.tests import Case, _near, choose_cases, parse_tests, same_output, same_value
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.sandbox import Isolation, isolation
-from tests.rewards.growth import grows_linearly
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -151,12 +150,6 @@ def test_a_machine_without_isolation_is_refused(monkeypatch):
 def test_where_the_program_is(name):
     text, found = CASES["blocks"][name]
     assert last_code(text) == found
-
-
-@pytest.mark.parametrize("piece", ["```python\na\n```\n", "```\na\n```\n", "a```\n", "~~~ `", "``` ", "`", "~", " "])
-def test_finding_the_program_takes_linear_time(piece):
-    assert grows_linearly(lambda n: last_code("```python\n" + piece * n))
-    assert grows_linearly(lambda n: last_code(piece * n + "```" * n))
 
 
 SOLVED = "a, b = map(int, input().split())\nprint(a + b)"
