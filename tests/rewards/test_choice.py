@@ -57,12 +57,6 @@ def test_conversations_and_metric():
     assert logged == {"reward/choice/no_answer": 0.5}
 
 
-@pytest.mark.parametrize("parameters", [{"letters": 4}, {"letters": "abc"}, {"letters": "AAB"}, {"gold_index": 2}])
-def test_parameters_out_of_range(parameters):
-    with pytest.raises(ValueError, match="must be"):
-        ChoiceReward(**parameters)
-
-
 SHOWN = [
     "A. one\nB. two",
     "Which? (A) one (B) two",

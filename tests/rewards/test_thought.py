@@ -112,7 +112,7 @@ def test_the_setting_is_part_of_the_version_and_checked(answering):
     other = make(**params, unfinished="unscored")
     assert other.version != reward.version
     other.close()
-    with pytest.raises(ValueError, match=f"{name}: unfinished must be one of wrong, unscored"):
+    with pytest.raises(ValueError, match=f"{name}: unfinished must be wrong or unscored, got 'right'"):
         make(**params, unfinished="right")
 
 

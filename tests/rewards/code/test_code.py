@@ -422,9 +422,3 @@ def test_plain_data_arrive_as_they_were():
     assert decode(json.loads(json.dumps(encode(value)))) == value
     with pytest.raises(Unsupported, match="not plain data"):
         encode([object()])
-
-
-@pytest.mark.parametrize("given", [{"max_tests": 0}, {"processes": 0}, {"tolerance": -1}, {"timeout": 0}])
-def test_parameters_out_of_range(given):
-    with pytest.raises(ValueError, match="code: needs"):
-        CodeReward(**given, allow_unsafe=True)
