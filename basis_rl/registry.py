@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import repeat
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from basis_rl.names import check_word, did_you_mean, import_object, kind_of
+from basis_rl.names import did_you_mean, import_object, kind_of
+
+_Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,32 @@ class Configured:
         except NameError:
             return
         for each in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, each.name)
-            if not _is_a(value, annotations[each.name]):
-                needs = f"{each.name} must be {_in_words(annotations[each.name])}"
-                raise ValueError(f"{type(self).__name__}: {needs}, got {value!r}.")
+            _check(type(self).__name__, each.name, getattr(self, each.name), annotations[each.name])
 
     @property
     def parameters(self) -> dict[str, Any]:
         """What the object was built with, for model cards: its attributes that are named like arguments."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters if hasattr(self, name)}
+
+
+def checked(owner: str) -> Callable[[_Init], _Init]:
+    """For an ``__init__``: its arguments are checked by those annotations that have `Bounds` or a `Literal` in them.
+
+    What is wrong with one of them is a ValueError, in which they are those of `owner`.
+    """
+
+    def decorate(init: _Init) -> _Init:
+        @functools.wraps(init)
+        def checking(self: Any, *args: Any, **kwargs: Any) -> None:
+            annotations = get_type_hints(init, include_extras=True)
+            for name, value in inspect.signature(init).bind(self, *args, **kwargs).arguments.items():
+                if _is_limited(annotations.get(name)):
+                    _check(owner, name, value, annotations[name])
+            init(self, *args, **kwargs)
+
+        return checking  # type: ignore[return-value]
+
+    return decorate
 
 
 def build(what: str, known: Mapping[str, type], base: type, name: str, params: Mapping[str, Any]) -> Any:
@@ -122,11 +142,6 @@ def name_of(known: Mapping[str, type], built: object) -> str:
     return next((name for name, cls in known.items() if cls is type(built)), type(built).__name__)
 
 
-def check_choice(owner: str, name: str, value: object, choices: Any) -> None:
-    """Raise ValueError unless `value` is one of the words of the `Literal` `choices`."""
-    check_word(f"{owner}: {name}", value, get_args(choices))
-
-
 def _check_names(title: str, cls: type, params: Mapping[str, Any], key: str) -> None:
     everything = inspect.signature(cls).parameters.values()
     named = {each.name: each for each in everything if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
@@ -141,6 +156,15 @@ def _check_names(title: str, cls: type, params: Mapping[str, Any], key: str) -> 
         message = getattr(cls, "ON_MISSING", {}).get(missing)
         way_out = f": {message}" if message else "."
         raise ValueError(f"{title} needs the parameter '{missing}' (recipe: `{key}`){way_out}")
+
+
+def _check(owner: str, name: str, value: Any, annotation: Any) -> None:
+    if not _is_a(value, annotation):
+        raise ValueError(f"{owner}: {name} must be {_in_words(annotation)}, got {value!r}.")
+
+
+def _is_limited(annotation: Any) -> bool:
+    return get_origin(annotation) in (Annotated, Literal) or any(map(_is_limited, get_args(annotation)))
 
 
 def _is_a(value: Any, annotation: Any) -> bool:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from basis_rl.registry import checked
 from basis_rl.rewards.base import Column, Completions, LogMetric, Scores, log_shares
 from basis_rl.rewards.extract import last_boxed, take_answer
 from basis_rl.rewards.thought import AfterThought, Unfinished
@@ -66,6 +67,7 @@ class ChoiceReward(AfterThought):
     __name__ = "choice_reward"
     reward_range = (0.0, 1.0)
 
+    @checked("choice")
     def __init__(
         self,
         letters: str = "ABCDEFGHIJ",
@@ -81,7 +83,7 @@ class ChoiceReward(AfterThought):
         self.letters = letters
         self.ignore_case = ignore_case
         self.gold_index = gold_index
-        self._set_thought("choice", after_think, unfinished)
+        self._set_thought(after_think, unfinished)
         self._marks = [re.compile(_mark(*letters[i : i + 2].ljust(2)), re.MULTILINE | re.IGNORECASE) for i in (0, 1)]
         self._stated = f"rules {_RULES}, {letters}{', any case' if ignore_case else ''}"
 

@@ -6,7 +6,7 @@ import unicodedata
 from fractions import Fraction
 from typing import Any
 
-from basis_rl.registry import check_choice
+from basis_rl.registry import checked
 from basis_rl.rewards.base import Column, Completions, LogMetric, Scores, log_shares
 from basis_rl.rewards.extract import AnswerIn, is_blank, plain_number
 from basis_rl.rewards.thought import AfterThought, Unfinished
@@ -41,6 +41,7 @@ class ExactReward(AfterThought):
     __name__ = "exact_reward"
     reward_range = (0.0, 1.0)
 
+    @checked("exact")
     def __init__(
         self,
         answer_in: AnswerIn = "box",
@@ -51,13 +52,12 @@ class ExactReward(AfterThought):
         after_think: bool | None = None,
         unfinished: Unfinished = "wrong",
     ) -> None:
-        check_choice("exact", "answer_in", answer_in, AnswerIn)
         self.answer_in: AnswerIn = answer_in
         self.ignore_case = ignore_case
         self.ignore_space = ignore_space
         self.ignore_punctuation = ignore_punctuation
         self.numbers = numbers
-        self._set_thought("exact", after_think, unfinished)
+        self._set_thought(after_think, unfinished)
         ignored = [name for name in ("case", "space", "punctuation") if getattr(self, f"ignore_{name}")]
         stated = f"rules {_RULES}, {answer_in}, ignores {' '.join(ignored) or 'nothing'}"
         self._stated = f"{stated}, numbers by value" if numbers else stated

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import regex  # type: ignore[import-untyped]
 
-from basis_rl.registry import check_choice
+from basis_rl.registry import Positive, checked
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
 from basis_rl.rewards.extract import completion_text, is_blank, last_boxed, thought
 from basis_rl.rewards.thought import is_opened, opens_thought
@@ -41,19 +41,17 @@ class FormatReward(Reward):
     __name__ = "format_reward"
     reward_range = (0.0, 1.0)
 
+    @checked("format")
     def __init__(
         self,
         form: Form | None = None,
         pattern: str | None = None,
         opened_by_prompt: bool | None = None,
-        timeout: float = 1.0,
+        timeout: Positive = 1.0,
     ) -> None:
         if form is not None and pattern is not None:
             raise ValueError("format: set form or pattern, not both.")
         self.form: Form = "think_box" if form is None else form
-        check_choice("format", "form", self.form, Form)
-        if not timeout > 0:
-            raise ValueError(f"format: needs timeout > 0 (seconds), got {timeout}.")
         self.timeout = timeout
         self.pattern = pattern
         self.opened_by_prompt = opened_by_prompt

@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from basis_rl.registry import check_choice
+from basis_rl.registry import OneOrMore, Positive, checked
 from basis_rl.rewards.base import GIVEN, Column, Completions, LogMetric, Reward, Scores
 from basis_rl.rewards.extract import completion_text
-from basis_rl.rewards.workers.calls import Calls, OnError, check_limits, trl_signature
+from basis_rl.rewards.workers.calls import Calls, OnError, trl_signature
 
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 _log = logging.getLogger(__name__)
@@ -49,13 +49,14 @@ class FunctionReward(Reward):
         FunctionError, RewardInfrastructureError: when called: see `on_error` and `FailureMonitor`.
     """
 
+    @checked("pool")
     def __init__(
         self,
         function: str,
-        num_workers: int = 2,
-        timeout: float = 5.0,
-        wall_timeout: float | None = None,
-        memory_bytes: int = 4 << 30,
+        num_workers: OneOrMore = 2,
+        timeout: Positive = 5.0,
+        wall_timeout: Positive | None = None,
+        memory_bytes: OneOrMore = 4 << 30,
         over_limit: float | None = None,
         on_error: OnError = "raise",
         env: Sequence[str] = (),
@@ -63,10 +64,6 @@ class FunctionReward(Reward):
     ) -> None:
         if not isinstance(function, str) or not re.fullmatch(r"[\w.]+[.:]\w+", function):
             raise ValueError(f"A function in the pool is named `module:function`, got {function!r}.")
-        check_limits(
-            function, num_workers, timeout if wall_timeout is None else min(timeout, wall_timeout), memory_bytes
-        )
-        check_choice(function, "on_error", on_error, OnError)
         self.function = function
         self.over_limit = over_limit
         self.on_error = on_error

@@ -12,12 +12,12 @@ from statistics import fmean
 from typing import Any
 
 from basis_rl.names import require_extra
-from basis_rl.registry import check_choice
+from basis_rl.registry import OneOrMore, Positive, PositiveShare, checked
 from basis_rl.rewards.base import Column, Completions, LogMetric, Scores, log_shares
 from basis_rl.rewards.exact import ExactReward
 from basis_rl.rewards.extract import AnswerIn
 from basis_rl.rewards.thought import AfterThought, Unfinished
-from basis_rl.rewards.workers.calls import Calls, check_limits
+from basis_rl.rewards.workers.calls import Calls
 
 _RULES = 2
 # What a model writes that has not read the question.
@@ -62,24 +62,21 @@ class ReasoningGymReward(AfterThought):
     reward_range = (0.0, 1.0)
     gold_columns = ("reasoning_gym", "solution")
 
+    @checked("reasoning_gym")
     def __init__(
         self,
         answer_in: AnswerIn = "box",
-        threshold: float | None = None,
-        num_workers: int = 2,
-        timeout: float = 5.0,
-        memory_bytes: int = 4 << 30,
+        threshold: PositiveShare | None = None,
+        num_workers: OneOrMore = 2,
+        timeout: Positive = 5.0,
+        memory_bytes: OneOrMore = 4 << 30,
         after_think: bool | None = None,
         unfinished: Unfinished = "wrong",
     ) -> None:
-        check_choice("reasoning_gym", "answer_in", answer_in, AnswerIn)
-        check_limits("reasoning_gym", num_workers, timeout, memory_bytes)
-        if threshold is not None and not 0 < threshold <= 1:
-            raise ValueError(f"reasoning_gym: threshold must be in (0, 1], got {threshold!r}.")
         require_extra("reasoning_gym", "The reward reasoning_gym")
         self.answer_in: AnswerIn = answer_in
         self.threshold = threshold
-        self._set_thought("reasoning_gym", after_think, unfinished)
+        self._set_thought(after_think, unfinished)
         self._stated = f"reasoning-gym {version('reasoning-gym')}, rules {_RULES}, {answer_in}, threshold {threshold}"
         scorer = Path(__file__).with_name("gym_scorer.py")
         self._calls = Calls("reasoning_gym", f"{scorer}:gym_score", num_workers, timeout, memory_bytes, shut_in=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
+from basis_rl.registry import OneOrMore, Positive, Share, WholeNumber, checked
 from basis_rl.rewards.base import (
     Column,
     Completions,
@@ -113,6 +113,7 @@ class JudgeReward(Reward):
     reward_range = (0.0, 1.0)
     thread_safe = True
 
+    @checked("judge")
     def __init__(
         self,
         base_url: str,
@@ -121,23 +122,15 @@ class JudgeReward(Reward):
         scale: Sequence[float] = (0, 1),
         behind: Any = None,
         api_key_env: str | None = None,
-        concurrency: int = 16,
-        timeout: float = 60.0,
-        max_retries: int = 2,
-        batch_timeout: float | None = 300.0,
-        max_failed: float = 0.1,
-        max_characters: int = 8000,
+        concurrency: OneOrMore = 16,
+        timeout: Positive = 60.0,
+        max_retries: WholeNumber = 2,
+        batch_timeout: Positive | None = 300.0,
+        max_failed: Share = 0.1,
+        max_characters: OneOrMore = 8000,
         generation_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.scale = checked_range("judge: scale", scale)
-        positive = {"concurrency": concurrency, "timeout": timeout, "max_characters": max_characters}
-        for name, value in (positive | {"batch_timeout": math.inf if batch_timeout is None else batch_timeout}).items():
-            if value <= 0:
-                raise ValueError(f"judge: needs {name} > 0, got {value}.")
-        if max_retries < 0 or not 0 <= max_failed <= 1:
-            raise ValueError(
-                f"judge: needs max_retries >= 0 and 0 <= max_failed <= 1, got {max_retries}, {max_failed}."
-            )
         if behind is not None and not isinstance(behind, AfterThought):
             raise ValueError("judge: behind must be a reward that reads an answer: math_verify, exact, choice, code.")
         self.behind = behind

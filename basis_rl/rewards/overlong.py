@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from basis_rl.registry import OneOrMore, checked
 from basis_rl.rewards.base import Column, LogMetric, Reward, Scores, log_shares
 
 
@@ -34,10 +35,8 @@ class OverlongReward(Reward):
     __name__ = "overlong_reward"
     reward_range = (-1.0, 0.0)
 
-    def __init__(self, max_completion_length: int, cache: int | None = None) -> None:
-        for name, value in (("max_completion_length", max_completion_length), ("cache", cache)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"overlong: {name} must be a number of tokens, at least 1, got {value!r}.")
+    @checked("overlong")
+    def __init__(self, max_completion_length: OneOrMore, cache: OneOrMore | None = None) -> None:
         self.cache = max(1, max_completion_length // 5) if cache is None else cache
         if self.cache > max_completion_length:
             raise ValueError(

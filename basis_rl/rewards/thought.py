@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from basis_rl.registry import check_choice
 from basis_rl.rewards.base import Reward, Scores, Truncated
 from basis_rl.rewards.extract import completion_text, take_answer, thought
 
@@ -149,8 +148,7 @@ class AfterThought(Reward):
     def _answer(self, text: str) -> str | None:
         return take_answer(text, self.answer_in)
 
-    def _set_thought(self, name: str, after_think: bool | None, unfinished: Unfinished) -> None:
-        check_choice(name, "unfinished", unfinished, Unfinished)
+    def _set_thought(self, after_think: bool | None, unfinished: Unfinished) -> None:
         self.after_think = after_think
         self.unfinished = unfinished
 

@@ -1,4 +1,4 @@
-"""ChoiceReward: which letter counts, and that reading it is linear in the text."""
+"""ChoiceReward: which letter counts, and where it is no answer."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from basis_rl.rewards import ChoiceReward
-from tests.rewards.growth import grows_linearly
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -58,21 +57,6 @@ def test_conversations_and_metric():
     assert logged == {"reward/choice/no_answer": 0.5}
 
 
-PIECES = ["answer ", "Answer: A or ", "answer is ", "answer the option ", r"\boxed{", r"\boxed{A, ", "(", " ", "**"]
-
-
-@pytest.mark.parametrize("piece", [*PIECES, r"\text{"])
-def test_time_is_linear(piece):
-    assert grows_linearly(lambda n: reward.choice("answer" + piece * n))
-    assert grows_linearly(lambda n: reward.choice(rf"\boxed{{{piece * n}}}"))
-
-
-@pytest.mark.parametrize("parameters", [{"letters": 4}, {"letters": "abc"}, {"letters": "AAB"}, {"gold_index": 2}])
-def test_parameters_out_of_range(parameters):
-    with pytest.raises(ValueError, match="must be"):
-        ChoiceReward(**parameters)
-
-
 SHOWN = [
     "A. one\nB. two",
     "Which? (A) one (B) two",
@@ -103,8 +87,3 @@ def test_prompts_with_options_are_taken(text):
 def test_prompts_without_options_are_refused(text):
     with pytest.raises(ValueError, match=r"2 of 3 prompts show no options.*choices_column"):
         reward.check_prompts([text, text, SHOWN[0]])
-
-
-def test_looking_for_options_is_linear():
-    for piece in ("A)", "A ) ", "A ", "\n(", "B.:"):
-        assert grows_linearly(lambda text: reward.check_prompts([text, SHOWN[0]]), piece)

@@ -7,7 +7,6 @@ import pytest
 
 from basis_rl.rewards import ExactReward
 from basis_rl.rewards.extract import take_answer
-from tests.rewards.growth import grows_linearly
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -46,16 +45,6 @@ def test_several_golds_and_none():
     assert logged == {"reward/exact/no_answer": 0.0}
 
 
-@pytest.mark.parametrize(
-    "piece", ["<answer>", "</answer>", "<answer></answer>", "####", "\n", " ", '"', "\\boxed{", ".!"]
-)
-def test_time_is_linear(piece):
-    rewards = [ExactReward(where, ignore_punctuation=True) for where in ("box", "tag", "hashes", "last_line", "whole")]
-    assert grows_linearly(lambda n: [reward([], [piece * n + "x"], solution=["x"]) for reward in rewards])
-
-
 def test_options_are_part_of_the_version():
     versions = {ExactReward(**given).version for given in ({}, {"ignore_case": False}, {"answer_in": "tag"})}
     assert len(versions) == 3
-    with pytest.raises(ValueError, match="answer_in must be one of box, tag"):
-        ExactReward(answer_in="boxes")

@@ -1,7 +1,6 @@
 r"""Finding the last balanced \boxed{}."""
 
 import json
-import time
 from fractions import Fraction
 from pathlib import Path
 
@@ -44,21 +43,6 @@ def test_a_text_in_which_nothing_is_seen_is_no_answer(blank):
     for where, text in places.items():
         assert take_answer(text, where) is None
     assert all(is_blank(text) is False for text in (".", "-", "{}", "~", "é", "答", "\ud800", "\U0001f642"))
-
-
-PIECES = ["\\", r"\boxed{", r"\[ \boxed{1} ", "{", "}", r"\boxed{1}", r"\boxed   ", r"\boxed 5 "]
-
-
-# A repetition loop of a model, or a long numeral without braces: quadratic scanning would take minutes here.
-@pytest.mark.parametrize(
-    "text",
-    [*(piece * 200_000 for piece in PIECES), *(rf"\boxed {piece * 100_000}x" for piece in ("9", "999,", "9.", "9,"))],
-    ids=lambda text: text[:20],
-)
-def test_linear_in_the_length(text):
-    began = time.thread_time()
-    last_boxed(text)
-    assert time.thread_time() - began < 5
 
 
 def test_completion_text():

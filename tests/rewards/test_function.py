@@ -92,8 +92,6 @@ def test_bugs_can_be_left_unscored_unless_everything_fails():
         ("no_such_module:f", {}, "cannot be imported:\n(?s:.*)No module named 'no_such_module'"),
         (f"{HERE}:nothing", {}, "must be a plain function whose first parameter"),
         ("f", {}, "named `module:function`"),
-        (f"{HERE}:length", {"timeout": -1}, "timeout > 0"),
-        (f"{HERE}:length", {"on_error": "zero"}, "on_error must be one of raise, unscored"),
         (f"{HERE}:judged", {"env": ["NOT_SET_HERE"]}, "NOT_SET_HERE is not set. Export it"),
         (f"{HERE}:judged", {"env": ["MY_KEY=sk-1"]}, r"^((?!sk-1).)*never their values.$"),
         (f"{HERE}:judged", {"arguments": {"scael": 1}}, "'tests.*judged' has no parameter 'scael', only .*scale"),

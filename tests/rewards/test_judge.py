@@ -339,8 +339,6 @@ def test_an_address_that_is_not_there_is_told_before_a_model_is_loaded(server):
         ({"behind": "overlong"}, "behind must be a reward that reads an answer"),
         ({"behind": {"exact": {}, "choice": {}}}, "behind must be one reward"),
         ({"behind": "exakt"}, "Did you mean 'exact'"),
-        ({"concurrency": 0}, "concurrency > 0"),
-        ({"max_failed": 10}, "max_failed <= 1"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_when_it_is_made_and_no_key_is_repeated(given, message):

@@ -95,6 +95,31 @@ def test_what_cannot_work_is_one_clear_message(tmp_path, text, message):
         build_rewards(parsed)
 
 
+# A parameter that is out of its range, for each reward.
+OUT_OF_RANGE = {
+    "math_verify": [{"num_workers": 0}, {"num_workers": 1.5}, {"timeout": 0}, {"batch_timeout": 0}, {"rules": "strict"},
+                    {"answer_in": "whole"}, {"answer_in": "tag", "rules": "plain"}],
+    "code": [{"max_tests": 0}, {"processes": 0}, {"tolerance": -1}, {"timeout": 0}, {"memory_bytes": 0},
+             {"num_workers": 0}, {"batch_timeout": 0}],
+    "reasoning_gym": [{"threshold": 0.0}, {"threshold": 1.5}, {"answer_in": "bax"}, {"timeout": 0}, {"num_workers": 0}],
+    "exact": [{"answer_in": "boxes"}],
+    "choice": [{"letters": 4}, {"letters": "abc"}, {"letters": "AAB"}, {"gold_index": 2}, {"gold_index": True}],
+    "format": [{"form": "thinkbox"}, {"pattern": "a", "form": "box"}, {"pattern": "(a"}, {"timeout": 0}],
+    "overlong": [{"max_completion_length": 0}, {"cache": 0}, {"cache": 11}, {"max_completion_length": 10.5},
+                 {"max_completion_length": "10"}, {"cache": True}],
+    "judge": [{"concurrency": 0}, {"timeout": 0}, {"max_retries": -1}, {"batch_timeout": 0}, {"max_failed": 10},
+              {"max_characters": 0}],
+    f"pool:{MINE}:length": [{"timeout": -1}, {"wall_timeout": 0}, {"num_workers": 0}, {"on_error": "zero"}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "params"), [(name, each) for name, rows in OUT_OF_RANGE.items() for each in rows])
+def test_a_parameter_out_of_its_range_is_named_with_its_reward(name, params):
+    needed = {"judge": {"base_url": "http://127.0.0.1:9/v1", "model": "m"}}.get(name, {})
+    with pytest.raises(ValueError, match=f"^{name.partition(':')[0]}: .*{next(iter(params))}"):
+        build_reward(name, {**needed, **params}, {"max_completion_length": 10})
+
+
 def test_a_needed_parameter_that_nobody_knows():
     with pytest.raises(ValueError, match="'overlong' needs the parameter 'max_completion_length'"):
         build_reward("overlong", {})

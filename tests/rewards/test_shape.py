@@ -8,7 +8,6 @@ import pytest
 
 from basis_rl.rewards import FormatReward, OverlongReward
 from basis_rl.rewards.format import has_form
-from tests.rewards.growth import grows_linearly
 
 BOX = r"so \boxed{1}"
 
@@ -29,12 +28,6 @@ def test_a_thought_that_the_prompt_has_opened():
     assert reward([], [f"a</think>{BOX}", f"<think>a</think>{BOX}", BOX]) == [1.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("piece", ["<think>", "</think>", "<think>a</think>", "<answer>", "</answer>", "\\boxed{", " "])
-def test_time_is_linear(piece):
-    forms = ("think_box", "think_answer", "answer", "box")
-    assert grows_linearly(lambda n: [has_form("<think>a" + piece * n + BOX, form) for form in forms])
-
-
 def test_a_pattern_that_backtracks_for_ever_ends():
     reward = FormatReward(pattern=r"(a|aa)+b.*", timeout=0.2)
     logged = {}
@@ -44,17 +37,6 @@ def test_a_pattern_that_backtracks_for_ever_ends():
     assert scores == [1.0, 0.0, 0.0, 1.0]
     assert logged["reward/format/timeout"] == 0.25
     assert time.perf_counter() - began < 30
-
-
-def test_parameters_out_of_range():
-    for parameters, word in (
-        ({"form": "thinkbox"}, "must be one of"),
-        ({"form": "box", "pattern": "a"}, "not both"),
-        ({"pattern": "(a"}, "regular expression"),
-        ({"timeout": 0}, "timeout > 0"),
-    ):
-        with pytest.raises(ValueError, match=word):
-            FormatReward(**parameters)
 
 
 @pytest.mark.parametrize(("longest", "cache"), [(20480, 4096), (100, 30), (7, 7), (1, 1), (6, None), (3, None)])
@@ -70,12 +52,6 @@ def test_overlong_is_trls_and_the_equation(longest, cache):
     assert ours == pytest.approx(theirs)
     assert ours[lengths.index(longest)] == -1.0
     assert logged["reward/overlong/share"] == sum(n > longest - reward.cache for n in lengths) / len(lengths)
-
-
-@pytest.mark.parametrize("lengths", [(0, None), (10, 0), (10, 11), (10.5, 2), ("10", 2)])
-def test_overlong_lengths_out_of_range(lengths):
-    with pytest.raises(ValueError, match="overlong: "):
-        OverlongReward(*lengths)
 
 
 THOUGHT = [{"role": "assistant", "content": BOX, "reasoning_content": "a"}]

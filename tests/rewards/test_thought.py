@@ -10,7 +10,6 @@ from basis_rl.rewards import ChoiceReward, CodeReward, ExactReward, MathVerifyRe
 from basis_rl.rewards.call import call
 from basis_rl.rewards.registry import REWARDS
 from basis_rl.rewards.thought import AfterThought, is_unfinished
-from tests.rewards.growth import grows_linearly
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 BOX = r"\boxed{4}"
@@ -68,29 +67,6 @@ def test_a_thought_that_a_response_schema_took_out_is_closed():
         assert reward([], [taken, left], solution=["4", "4"], truncated=truncated) == [1.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    "piece",
-    [
-        r"\boxed{",
-        r"\boxed{{",
-        "####",
-        "####\n",
-        "```",
-        "~~~\n",
-        "\n",
-        " ",
-        ". but ",
-        ".let me a ",
-        "answer is ",
-        "hm",
-        ".no",
-    ],
-)
-def test_time_is_linear(piece):
-    places = ("box", "tag", "hashes", "code", "whole")
-    assert grows_linearly(lambda n: [is_unfinished(piece * n + "x", place=place) for place in places])
-
-
 BROKEN_OFF = ["<think>{}", "{}\nBut wait", "<think>a</think>{}\nWait, no", "<think>{}</think>"]
 
 
@@ -136,7 +112,7 @@ def test_the_setting_is_part_of_the_version_and_checked(answering):
     other = make(**params, unfinished="unscored")
     assert other.version != reward.version
     other.close()
-    with pytest.raises(ValueError, match=f"{name}: unfinished must be one of wrong, unscored"):
+    with pytest.raises(ValueError, match=f"{name}: unfinished must be wrong or unscored, got 'right'"):
         make(**params, unfinished="right")
 
 

@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from basis_rl.registry import NotNegative, OneOrMore, Positive, checked
 from basis_rl.rewards.base import Column, Completions, LogMetric, Scores, log_shares, warn_late
 from basis_rl.rewards.code.blocks import last_code
 from basis_rl.rewards.code.run import Program, Verdict
 from basis_rl.rewards.code.tests import Case, choose_cases, joined, parse_tests
 from basis_rl.rewards.thought import AfterThought, Unfinished
-from basis_rl.rewards.workers.calls import check_limits, trl_signature
+from basis_rl.rewards.workers.calls import trl_signature
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.sandbox import Policy, isolation
 
-_RULES = 3
+_RULES = 4
 _OUTPUT_BYTES = 4 << 20
 
 _Scored = tuple[float | None, list[Verdict]]
@@ -68,42 +69,37 @@ class CodeReward(AfterThought):
     reward_range = (0.0, 1.0)
     place = "code"
 
+    @checked("code")
     def __init__(
         self,
         column: str = "solution",
         partial: bool = False,
-        max_tests: int = 32,
-        num_workers: int = 4,
-        timeout: float = 5.0,
-        memory_bytes: int = 1 << 30,
-        processes: int = 4,
+        max_tests: OneOrMore = 32,
+        num_workers: OneOrMore = 4,
+        timeout: Positive = 5.0,
+        memory_bytes: OneOrMore = 1 << 30,
+        processes: OneOrMore = 4,
         packages: bool = False,
-        tolerance: float = 1e-6,
+        tolerance: NotNegative = 1e-6,
         fn_name: str | None = None,
-        batch_timeout: float | None = 300.0,
+        batch_timeout: Positive | None = 300.0,
         allow_unsafe: bool = False,
         after_think: bool | None = None,
         unfinished: Unfinished = "wrong",
     ) -> None:
-        check_limits("code", num_workers, timeout, memory_bytes, batch_timeout)
-        if max_tests < 1 or processes < 1 or tolerance < 0:
-            raise ValueError(
-                f"code: needs max_tests >= 1, processes >= 1 and tolerance >= 0, got {max_tests}, {processes}, "
-                f"{tolerance}."
-            )
         given = isolation()
         if not allow_unsafe and not given.complete:
             raise ValueError(
                 f"code: this machine cannot shut in what a model writes: {given}. Run on Linux 5.13 or newer, with "
                 "Landlock and seccomp, or set allow_unsafe: true where nothing can be lost or read that matters."
             )
-        self._set_thought("code", after_think, unfinished)
+        self._set_thought(after_think, unfinished)
         self.column = column
         self.partial = partial
         self.max_tests = max_tests
         self.fn_name = fn_name
         self.batch_timeout = batch_timeout
-        self.num_workers = int(num_workers)
+        self.num_workers = num_workers
         self._policy = Policy(
             memory_bytes=memory_bytes, cpu_seconds=timeout, file_bytes=_OUTPUT_BYTES, processes=processes, readable=()
         )

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from basis_rl.registry import check_choice
+from basis_rl.registry import OneOrMore, Positive, checked
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares, warn_late
 from basis_rl.rewards.extract import completion_text, is_sentence, last_boxed
 from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
@@ -19,7 +19,7 @@ from basis_rl.rewards.math.quick import quick_verdict, same_parts, same_text
 from basis_rl.rewards.math.reading import hedged, in_terms_of, primes_differ, refused_reading
 from basis_rl.rewards.math.screen import screened
 from basis_rl.rewards.thought import AfterThought, Unfinished
-from basis_rl.rewards.workers.calls import WALL_CLOCK, check_limits, worker_policy
+from basis_rl.rewards.workers.calls import WALL_CLOCK, worker_policy
 from basis_rl.rewards.workers.failures import FailureMonitor
 from basis_rl.rewards.workers.pool import Outcome, WorkerPool
 from basis_rl.sandbox.run import fair_share
@@ -80,24 +80,25 @@ class MathVerifyReward(AfterThought, Reward):
     )
     reward_range = (0.0, 1.0)
 
+    @checked("math_verify")
     def __init__(
         self,
-        num_workers: int | None = None,
-        timeout: float = 5.0,
-        batch_timeout: float | None = 300.0,
+        num_workers: OneOrMore | None = None,
+        timeout: Positive = 5.0,
+        batch_timeout: Positive | None = 300.0,
         rules: Rules = "full",
         answer_in: MathAnswerIn | None = None,
         after_think: bool | None = None,
         unfinished: Unfinished = "wrong",
     ) -> None:
         workers = fair_share() if num_workers is None else num_workers
-        check_limits("math_verify", workers, timeout, _MEMORY_BYTES, batch_timeout)
-        _check_rules(rules, answer_in)
+        if rules == "plain" and answer_in not in (None, "anywhere", "auto"):
+            raise ValueError(f"math_verify: rules: plain reads the whole rollout. Leave answer_in: {answer_in} out.")
         self.batch_timeout = batch_timeout
         self.rules = rules
         self.answer_in = answer_in
         after_think = False if rules == "plain" and after_think is None else after_think
-        self._set_thought("math_verify", after_think, unfinished)
+        self._set_thought(after_think, unfinished)
         self._asks_for_box = True
         worker = Path(__file__).with_name("worker.py")
         # -P: the folder of the script stays off the path, where its files could shadow other modules
@@ -274,14 +275,6 @@ class MathVerifyReward(AfterThought, Reward):
             return "prose"
         reason = refused_reading(answer) or (hedged(*pair) and "hedged") or (primes_differ(*pair) and "prime")
         return f"refused: {reason}" if reason else None
-
-
-def _check_rules(rules: str, answer_in: str | None) -> None:
-    """Raises ValueError for unknown rules or an unknown place, or what ``plain`` leaves no choice about."""
-    check_choice("math_verify", "rules", rules, Rules)
-    check_choice("math_verify", "answer_in", "box" if answer_in is None else answer_in, MathAnswerIn)
-    if rules == "plain" and answer_in not in (None, "anywhere", "auto"):
-        raise ValueError(f"math_verify: rules: plain reads the whole rollout. Leave answer_in: {answer_in} out.")
 
 
 def _verdict(outcome: Outcome) -> Verdict:

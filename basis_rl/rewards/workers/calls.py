@@ -78,8 +78,8 @@ class Calls:
         self.over_limit = over_limit
         worker = Path(__file__).with_name("call_worker.py")
         # -P keeps the script's folder off sys.path, where its modules would shadow packages of the same name.
-        command = [sys.executable, "-P", str(worker), target, str(timeout), str(int(memory_bytes))]
-        policy = worker_policy(int(memory_bytes) + _IMPORT_BYTES, _THREADS) if shut_in else None
+        command = [sys.executable, "-P", str(worker), target, str(timeout), str(memory_bytes)]
+        policy = worker_policy(memory_bytes + _IMPORT_BYTES, _THREADS) if shut_in else None
         wall = WALL_CLOCK * timeout if wall_timeout is None else wall_timeout
         self._env = variables(f"{name}: env", env)
         self._what = f"The reward function '{Path(target).name}'"
@@ -156,21 +156,3 @@ def trl_signature(columns: Sequence[str]) -> inspect.Signature:
     known = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("prompts", "completions")]
     read = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in dict.fromkeys(columns)]
     return inspect.Signature([*known, *read, inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)])
-
-
-def check_limits(
-    reward: str, num_workers: Any, timeout: Any, memory_bytes: Any, batch_timeout: float | None = None
-) -> None:
-    """Refuse limits that would not limit anything.
-
-    Raises:
-        ValueError: `num_workers` below 1, or one of the others that is not positive.
-    """
-    numbers = all(isinstance(value, (int, float)) for value in (num_workers, timeout, memory_bytes))
-    if batch_timeout is not None and batch_timeout <= 0:
-        raise ValueError(f"{reward}: needs batch_timeout > 0 (seconds), or None for no limit, got {batch_timeout}.")
-    if not numbers or num_workers < 1 or num_workers != int(num_workers) or timeout <= 0 or memory_bytes <= 0:
-        raise ValueError(
-            f"{reward}: needs a whole num_workers >= 1, timeout > 0 (seconds) and memory_bytes > 0, got "
-            f"{num_workers!r}, {timeout!r}, {memory_bytes!r}."
-        )

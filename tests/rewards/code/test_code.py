@@ -14,7 +14,6 @@ from basis_rl.rewards.code.harness import Approx, Unsupported, decode, encode
 from basis_rl.rewards.code.tests import Case, _near, choose_cases, parse_tests, same_output, same_value
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.sandbox import Isolation, isolation
-from tests.rewards.growth import grows_linearly
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -66,7 +65,10 @@ WRONG = CASES["wrong"]
 
 
 @needs_sandbox
-@pytest.mark.parametrize("tests", [ADD_CALL, ADD_CHECK], ids=["call", "assert"])
+@pytest.mark.parametrize(
+    "tests",
+    [ADD_CALL, ADD_CHECK, *(form for form in CASES["forms"].values() if "Solution" not in json.dumps(form))],
+)
 def test_what_does_not_solve_the_problem_does_not_pass(reward, tests):
     got = scores(reward, [(source, tests) for source in WRONG.values()])
     assert [name for name, score in zip(WRONG, got, strict=True) if score != 0.0] == []
@@ -153,12 +155,6 @@ def test_where_the_program_is(name):
     assert last_code(text) == found
 
 
-@pytest.mark.parametrize("piece", ["```python\na\n```\n", "```\na\n```\n", "a```\n", "~~~ `", "``` ", "`", "~", " "])
-def test_finding_the_program_takes_linear_time(piece):
-    assert grows_linearly(lambda n: last_code("```python\n" + piece * n))
-    assert grows_linearly(lambda n: last_code(piece * n + "```" * n))
-
-
 SOLVED = "a, b = map(int, input().split())\nprint(a + b)"
 
 
@@ -203,13 +199,6 @@ UNFIT = CASES["unfit"]
 def test_forms_that_cannot_be_scored(reward, form):
     program, tests = UNFIT[form]
     assert scores(reward, [(program, tests)]) == [None]
-
-
-@needs_sandbox
-@pytest.mark.parametrize("tests", [form for form in CASES["forms"].values() if "Solution" not in json.dumps(form)])
-def test_no_form_lets_pass_what_does_not_solve_the_problem(reward, tests):
-    got = scores(reward, [(source, tests) for source in WRONG.values()])
-    assert [name for name, score in zip(WRONG, got, strict=True) if score != 0.0] == []
 
 
 @needs_sandbox
@@ -394,14 +383,11 @@ def test_chosen_tests_are_spread_and_have_the_last():
 
 def test_sameness_of_outputs():
     assert same_output("1  2\n\n3 ", "1 2\n3\n", 0)
-    near = [("0.3333334", "0.3333333"), ("0.0000001", "0.0"), ("1000000.5", "1000000.0"), ("0.000012", "0.0000123"),
+    same = [("0.3333334", "0.3333333"), ("0.0000001", "0.0"), ("1000000.5", "1000000.0"), ("0.000012", "0.0000123"),
             ("0", "0.00000000000000006"), ("0.00000041", "0.0000004")]  # fmt: skip
-    for got, expected in near:
-        assert same_output(got, expected, 1e-6)
-    for got, expected in (("0.001", "0.0"), ("1000002.5", "1000000.0"), ("0", "0.0000004"), ("0.0000008", "0.0000004")):
-        assert not same_output(got, expected, 1e-6)
-    for got, expected in (("1 2", "1 2 3"), ("4", "3"), ("nan", "0.5")):
-        assert not same_output(got, expected, 2)
+    other = [("0.001", "0.0"), ("1000002.5", "1000000.0"), ("0", "0.0000004"), ("0.0000008", "0.0000004")]
+    assert [same_output(got, expected, 1e-6) for got, expected in (*same, *other)] == [True] * 6 + [False] * 4
+    assert not any(same_output(got, expected, 2) for got, expected in (("1 2", "1 2 3"), ("4", "3"), ("nan", "0.5")))
 
 
 SAME = [(3, 3), (3.0, 3), (0.1 + 0.2, 0.3), ((1, [2]), [1, [2]]), ({1: "a"}, {"1": "a"}), (None, None),
@@ -429,9 +415,3 @@ def test_plain_data_arrive_as_they_were():
     assert decode(json.loads(json.dumps(encode(value)))) == value
     with pytest.raises(Unsupported, match="not plain data"):
         encode([object()])
-
-
-@pytest.mark.parametrize("given", [{"max_tests": 0}, {"processes": 0}, {"tolerance": -1}, {"timeout": 0}])
-def test_parameters_out_of_range(given):
-    with pytest.raises(ValueError, match="code: needs"):
-        CodeReward(**given, allow_unsafe=True)

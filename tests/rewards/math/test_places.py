@@ -9,7 +9,6 @@ import pytest
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.math.places import find_answer
 from basis_rl.rewards.math.reward import RULES
-from tests.rewards.growth import grows_linearly
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 BOX = r"\boxed{5}"
@@ -127,32 +126,8 @@ def test_settings_are_part_of_the_version(made):
     assert made(answer_in="box").version == made().version
 
 
-WRONG = (
-    {"rules": "strict"},
-    {"answer_in": "whole"},
-    {"rules": "plain", "answer_in": "tag"},
-)
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_settings_that_say_nothing_are_refused(wrong):
-    with pytest.raises(ValueError, match="math_verify: "):
-        MathVerifyReward(**wrong)
-
-
 @pytest.mark.parametrize("word", ["ſixth", "fİfth", "ſeventh"])
 def test_letters_that_only_look_like_those_of_a_number_are_none(made, word):
     """Without regard to case a long s is an s, and a capital I with a dot an i."""
     assert grade(made(answer_in="anywhere"), f"So it is one {word}.", r"\frac{1}{6}") == 0.0
     assert grade(made(), rf"\boxed{{one {word}}}", r"\frac{1}{6}") == 0.0
-
-
-PIECES = ("the answer is ", "$", "**", "\\(", "1", "1,", "-", "1/", "<answer>", "####", "</think>")
-
-
-@pytest.mark.parametrize("piece", PIECES)
-def test_time_is_linear(piece):
-    for where in ("tag", "hashes", "last_line", "last_number"):
-        assert grows_linearly(lambda n: find_answer(f"<answer>{piece * n}x</answer>#### {piece * n}x", where))  # noqa: B023
-    assert grows_linearly(lambda n: find_answer(piece * n, "anywhere"))
-    assert grows_linearly(lambda n: find_answer(f"The answer is {piece * n}", "anywhere"))

@@ -15,14 +15,12 @@ from basis_rl.rewards.math.reward import KINDS, REJECTED
 from basis_rl.rewards.math.screen import LIMITS
 from basis_rl.rewards.workers.pool import Outcome, WorkerPool
 from tests.rewards.math.test_differences import CASES
-from tests.rewards.math.test_kinds import KINDS as TABLE
 from tests.rewards.math.test_quick import numerals
-from tests.rewards.math.test_rules import DOCS, pairs, rows
+from tests.rewards.math.test_rules import DOCS, pairs
+from tests.rewards.math.test_rules import WRONG as TABLES
 
 WRONG = [
-    *(pair for name in ("wrong", "wrong_here", "lost") for pair in pairs(name)),
-    *((gold, wrong) for gold, _, wrong in rows("golds")),
-    *((gold, answer) for kind in TABLE["wrong"].values() for gold, *answers in kind for answer in answers),
+    *(pair for given in (*TABLES.values(), pairs("wrong_here")) for pair in given),
     *map(tuple, CASES["pairs"]),
 ]
 UNSOUND = ("chain", "interval", "infinity", "modulus", "unit", "base", "approximation", "symbol", "near")

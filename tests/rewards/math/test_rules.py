@@ -25,16 +25,44 @@ def pairs(name):
     return [(gold, answer) for gold, *answers in rows(name) for answer in answers]
 
 
-@pytest.mark.parametrize(("name", "what", "gold", "answer"), rows("quirks"))
-def test_each_acceptance_is_in_the_docs(name, what, gold, answer, reward):
-    assert reward.equivalent([(gold, answer)]) == [True]
-    assert f"| `{name}` | {what} | `{gold}` | `{answer}` |" in DOCS.read_text()
+KINDS = json.loads(Path(__file__).with_name("kinds.json").read_text())
+BY_KIND = {
+    word: {kind: [(gold, answer) for gold, *answers in table for answer in answers] for kind, table in kinds.items()}
+    for word, kinds in KINDS.items()
+}
+RIGHT = {
+    **{name: pairs(name) for name in ("right", "wide")},
+    "quirks": [(gold, answer) for _, _, gold, answer in rows("quirks")],
+    "golds": [(gold, right) for gold, right, _ in rows("golds")],
+    **BY_KIND["right"],
+}
+WRONG = {
+    "wrong": [*pairs("wrong"), ("1.41", r"\sqrt{2} \approx 1.41")],
+    "lost": pairs("lost"),
+    "golds": [(gold, wrong) for gold, _, wrong in rows("golds")],
+    **BY_KIND["wrong"],
+}
 
 
-@pytest.mark.parametrize(("gold", "answer"), pairs("wide"))
-def test_they_are_as_wide_as_described(gold, answer, reward):
-    assert reward.equivalent([(gold, answer)]) == [True]
-    assert answer == "banana ~= 5" or f"`{answer}`" in DOCS.read_text()
+@pytest.mark.parametrize(
+    ("given", "score"),
+    [
+        *(pytest.param(given, 1.0, id=f"{name} is right") for name, given in RIGHT.items()),
+        *(pytest.param(given, 0.0, id=f"{name} is wrong") for name, given in WRONG.items()),
+    ],
+)
+def test_each_table_and_kind_of_answers(given, score, reward):
+    texts = [answer if r"\boxed" in answer else boxed(answer) for _, answer in given]
+    found = reward([], texts, [gold for gold, _ in given])
+    assert [pair for pair, each in zip(given, found, strict=True) if each != score] == []
+
+
+def test_the_docs_have_every_acceptance_and_what_is_lost():
+    text = DOCS.read_text()
+    told = [f"| `{name}` | {what} | `{gold}` | `{answer}` |" for name, what, gold, answer in rows("quirks")]
+    told += [f"`{answer}`" for _, answer in pairs("wide") if answer != "banana ~= 5"]
+    told += [f"| `{gold}` | `{answer}` |" for gold, answer in rows("lost")]
+    assert [each for each in told if each not in text] == []
 
 
 ROLLOUTS = [
@@ -49,12 +77,6 @@ def test_the_differences_are_as_listed(gold, rollout, here, reward):
     assert reward([], [rollout], [gold]) == [float(here)]
     sides = [parse(text, parsing_timeout=None) for text in (boxed(gold), rollout)]
     assert verify(*sides, timeout_seconds=None) is not here
-
-
-@pytest.mark.parametrize(("gold", "answer"), rows("lost"))
-def test_what_is_lost_is_as_listed(gold, answer, reward):
-    assert reward([], [boxed(answer)], [gold]) == [0.0]
-    assert f"| `{gold}` | `{answer}` |" in DOCS.read_text()
 
 
 def test_the_docs_show_differences_of_every_kind():
