@@ -29,7 +29,7 @@ from basis_rl.trainer.plan import Plan, check_temperature, check_with_model, sam
 from basis_rl.values import ValueTable
 from basis_rl.values.build import TablePlan, build_table, merge_shards, use_first_day
 from basis_rl.values.shards import Shards, begun
-from basis_rl.values.sources import KeptSource, ModelSource, ServerSource, Source, kept_folder
+from basis_rl.values.sources import ModelSource, ServerSource, Source
 from basis_rl.values.table import KIND
 
 
@@ -85,9 +85,7 @@ class Job:
         check_generation(args)
         self.config, self.tokenizer = build.load_config_and_tokenizer(recipe.model, args, run.chat_template)
         partial = output.with_name(f"{output.name}.partial")
-        # Rollouts that an earlier call has kept, if they are to be graded again instead of drawn.
-        self.kept = KeptSource(kept_folder(output), self.config, self.tokenizer) if run.values_regrade else None
-        use_first_day(self.kept.identity if self.kept is not None else begun(partial) or _provenance(output))
+        use_first_day(begun(partial) or _provenance(output))
         loaded = build.load_training_data(recipe, self.tokenizer, run_plan.reward_funcs)
         run_plan = with_data(run_plan, loaded, processing_class=self.tokenizer)
         check_with_model(run_plan, self.config)
@@ -100,14 +98,10 @@ class Job:
             seed=args.seed,
             reward_weights=args.reward_weights,
             chat_template_kwargs=args.chat_template_kwargs,
-            keep_rollouts=run.values_keep_rollouts and self.kept is None,
         )
         served = run.values_serve or run.values_servers
         sampler = ServerSource.name if served else ModelSource.name_for(run.values_batch_size)
-        identity = self.plan.identity(self.config, self.tokenizer, sampler if self.kept is None else self.kept.name)
-        if self.kept is not None:
-            self.kept.check(identity)
-        self.shards = Shards(partial, identity)
+        self.shards = Shards(partial, self.plan.identity(self.config, self.tokenizer, sampler))
 
     def finished(self) -> ValueTable | None:
         """The table, if an earlier call or another process has made it with the same settings."""
@@ -118,7 +112,7 @@ class Job:
         asked = self.shards.identity
         if table is None or any(table.provenance.get(k) != v for k, v in asked.items()):
             return None
-        self._put_away()
+        self.shards.remove()
         print("This table already exists. To sample it again, delete it or set another seed.")
         return table
 
@@ -131,12 +125,8 @@ class Job:
         with self.shards.merging() as ours:
             if table is not None and ours:
                 table.save(self.output)
-                self._put_away()
+                self.shards.remove()
         return table if ours else self.finished()
-
-    def _put_away(self) -> None:
-        """Delete the rollouts that the table was made from, or keep them beside it (values_keep_rollouts)."""
-        self.shards.remove(keep_as=kept_folder(self.output) if self.plan.keep_rollouts else None)
 
     def push(self, table: ValueTable) -> int:
         """Push it if the recipe says so; the table is saved, whatever comes of this."""
@@ -157,9 +147,6 @@ class Job:
 
     @contextmanager
     def _source(self) -> Iterator[Source]:
-        if self.kept is not None:
-            yield self.kept
-            return
         run = self.recipe.run
         args = self.recipe.args
         name = str(self.recipe.model.model_name_or_path)

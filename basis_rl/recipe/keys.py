@@ -81,8 +81,6 @@ class RunArguments:
         "A prompt is done after this many rollouts if their rewards are all 0 or all 1. 0 means "
         "never. It biases the values of these prompts; see basis_rl.values.build.TablePlan.",
     )
-    values_keep_rollouts: bool = option(False, "Keeps the rollouts, compressed, in the folder TABLE.rollouts.")
-    values_regrade: bool = option(False, "Grades the rollouts in TABLE.rollouts again, and samples nothing.")
     values_push_to_hub: str | None = option(None, "The dataset repository to push the table to, `owner/name`.")
     clusters_encoder: str = option(DEFAULT_ENCODER, "A sentence-transformers model, as a Hub id or a folder.")
     clusters_num: int | None = option(

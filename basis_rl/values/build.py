@@ -23,7 +23,7 @@ from basis_rl.rewards.base import read_columns
 from basis_rl.rewards.call import call
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
 from basis_rl.values.shards import Record, Shards, begun
-from basis_rl.values.sources import Drawing, Source, pack
+from basis_rl.values.sources import Drawing, Source
 from basis_rl.values.table import ValueTable
 
 # Prompts whose rollouts the reward functions get in one call.
@@ -52,7 +52,6 @@ class TablePlan:
         seed: of the rollouts.
         reward_weights: of the training, default all 1.
         chat_template_kwargs: of the training.
-        keep_rollouts: keep the rollouts in the records.
 
     Raises:
         ValueError: no rollouts, m not in [0, N), or a prompt_id that is there twice.
@@ -66,7 +65,6 @@ class TablePlan:
     seed: int = 0
     reward_weights: Sequence[float] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    keep_rollouts: bool = False
 
     def __post_init__(self) -> None:
         if self.num_rollouts < 1 or not 0 <= self.early_exit < self.num_rollouts:
@@ -227,7 +225,6 @@ class _Build:
                         rewards=[next(scores) for _ in rollouts],
                         tokens=sum(len(rollout.token_ids) for rollout in rollouts),
                         truncated=sum(rollout.truncated for rollout in rollouts),
-                        rollouts=pack(self.prompts[i], rollouts) if self.plan.keep_rollouts else None,
                     )
 
     def _score(self, drawn: Sequence[tuple[int, list[Completion]]]) -> list[float]:

@@ -29,7 +29,6 @@ class Record:
         rewards: one for each rollout, NaN where it could not be scored.
         tokens: of all completions together.
         truncated: completions that were cut off.
-        rollouts: prompt and rollouts, compressed (`basis_rl.values.sources.pack`); None where they are not kept.
     """
 
     prompt_id: str
@@ -37,7 +36,6 @@ class Record:
     rewards: list[float]
     tokens: int
     truncated: int
-    rollouts: str | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -45,8 +43,7 @@ class Record:
 
     def line(self) -> dict[str, Any]:
         """The record as it is written to the file."""
-        line = {**asdict(self), "rewards": [None if math.isnan(reward) else reward for reward in self.rewards]}
-        return {key: value for key, value in line.items() if key != "rollouts" or value is not None}
+        return {**asdict(self), "rewards": [None if math.isnan(reward) else reward for reward in self.rewards]}
 
 
 def begun(folder: Path) -> dict[str, Any]:
@@ -140,10 +137,6 @@ class Shards:
             lock(file.fileno(), wait=True)
             yield any(self.folder.glob(_PATTERN))
 
-    def remove(self, keep_as: Path | None = None) -> None:
-        """Delete the folder, or move it to `keep_as`: the table is saved."""
-        if keep_as is not None and any(self.folder.glob(_PATTERN)):
-            shutil.rmtree(keep_as, ignore_errors=True)
-            self.folder.rename(keep_as)
-        else:
-            shutil.rmtree(self.folder, ignore_errors=True)
+    def remove(self) -> None:
+        """Delete the folder: the table is saved."""
+        shutil.rmtree(self.folder, ignore_errors=True)

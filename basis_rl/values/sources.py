@@ -1,31 +1,21 @@
-"""Where the rollouts of a value table come from: a model in this process, vLLM servers, or an earlier build."""
+"""Where the rollouts of a value table come from: a model in this process, or vLLM servers."""
 
 from __future__ import annotations
 
-import base64
-import json
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from basis_rl.engine import Completion, Sampling, end_tokens, sample, sample_servers
-from basis_rl.engine.client import request_seed
-from basis_rl.run.artefacts import differences
-from basis_rl.values.provenance import fingerprint
-from basis_rl.values.shards import Shards, begun
 
 Prompts = Sequence[Sequence[int]]
 Seeds = Mapping[tuple[int, ...], int]
 Drawing = Generator[tuple[int, list[Completion]], None, None]
-# The facts that depend on the reward, which may change: it also decides which rows are dropped and which columns count.
-_OF_THE_REWARD = frozenset({"reward", "reward_code", "dataset"})
 
 
 class Source(ABC):
@@ -141,76 +131,3 @@ class ServerSource(Source):
         with closing(found):
             for k, completions in found:
                 yield indices[k], completions
-
-
-def kept_folder(table: Path) -> Path:
-    """Where the rollouts of a table are."""
-    return table.with_name(f"{table.name}.rollouts")
-
-
-def pack(prompt: Sequence[int], rollouts: Sequence[Completion]) -> str:
-    """A prompt's tokens, as a fingerprint, and its rollouts as one compressed line."""
-    text = json.dumps([fingerprint(str(list(prompt))), rollouts])
-    return base64.b64encode(zlib.compress(text.encode())).decode()
-
-
-def unpack(packed: str) -> tuple[str, list[Completion]]:
-    """Inverse of `pack`."""
-    prompt, rollouts = json.loads(zlib.decompress(base64.b64decode(packed)))
-    return prompt, [Completion(*rollout) for rollout in rollouts]
-
-
-class KeptSource(Source):
-    """The rollouts of an earlier build, in place of those of a model or a server.
-
-    Args:
-        folder: `kept_folder` of the table.
-        config: of the model.
-        tokenizer: its tokenizer.
-
-    Raises:
-        ValueError: no rollouts are kept there.
-    """
-
-    def __init__(self, folder: Path, config: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.folder = folder
-        self.config = config
-        self.tokenizer = tokenizer
-        self.identity = begun(folder)
-        if not self.identity:
-            way_out = "Build the table with --values_keep_rollouts true first, which samples once"
-            raise ValueError(f"--values_regrade: there are no rollouts in '{folder}'. {way_out}.")
-        self.name = self.identity["sampler"]
-        seed = self.identity["seed"]
-        records = Shards(folder, self.identity).records()
-        self._packed = {request_seed(seed, each.part, each.prompt_id): each.rollouts for each in records}
-
-    def check(self, identity: Mapping[str, Any]) -> None:
-        """Refuse a build that would sample otherwise.
-
-        Raises:
-            ValueError: says where the two differ.
-        """
-
-        def sampled(facts: Mapping[str, Any]) -> dict[str, Any]:
-            return {key: value for key, value in facts.items() if key not in _OF_THE_REWARD}
-
-        if differing := differences(sampled(self.identity), sampled(json.loads(json.dumps(identity)))):
-            found = f"the rollouts in '{self.folder}' were sampled otherwise"
-            way_out = "Only the reward may change. Set these back, or build the table without --values_regrade."
-            raise ValueError("\n  ".join([f"--values_regrade: {found}:", *differing]) + f"\n{way_out}")
-
-    def draw(self, prompts: Prompts, seeds: Seeds, sampling: Sampling, count: int) -> Drawing:
-        """Nothing is sampled.
-
-        Raises:
-            ValueError: the rollouts of a prompt were not kept.
-        """
-        for (index,), seed in seeds.items():
-            packed = self._packed.get(seed)
-            prompt, rollouts = unpack(packed) if packed else ("", [])
-            if prompt != fingerprint(str(list(prompts[index]))):
-                missing = f"'{self.folder}' has no rollouts of the dataset's prompt {index}"
-                why = "the prompt was another one, or its rollouts were not all kept"
-                raise ValueError(f"--values_regrade: {missing}: {why}. Build the table without --values_regrade.")
-            yield index, rollouts

@@ -176,10 +176,8 @@ class ValueTable:
             what = f"{len(rendered)} prompts are rendered otherwise (system prompt or prompt template)"
             problems.append(f"prompt text: {what}; {example}")
         if problems:
-            by_reward = all(problem.startswith("reward") for problem in problems)
-            regrade = ", with --values_regrade true if its rollouts were kept" if by_reward else ""
             found = f"The value table ({self.source}) was built for another run:"
-            way_out = f"{_REBUILD}{regrade}, or if it fits, set `accept_mismatch: true` in `baseline_kwargs`."
+            way_out = f"{_REBUILD}, or if it fits, set `accept_mismatch: true` in `baseline_kwargs`."
             raise ValueError("\n  ".join([found, *problems]) + f"\n{way_out}")
 
     def save(self, path: str | Path) -> Path:

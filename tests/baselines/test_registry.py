@@ -104,13 +104,6 @@ def test_a_parameter_that_does_not_fit_is_named(name, parameter, value):
         build(name, **{**NEEDED.get(name, {}), parameter: value})
 
 
-def test_types_that_fit_are_taken():
-    assert build_baseline("reinforce_pp", reward_clip=[-1, 2]).reward_clip == [-1, 2]
-    assert build_baseline("ppo", critic_lam=None, lam=1).lam == 1
-    assert build_baseline("bv_blend", clusters={"a": 1}, confidence=0.5).confidence == 0.5
-    assert build_baseline("spo", forgetting="kl").forgetting == "kl"
-
-
 @pytest.mark.parametrize("name", ["basis", "basis_history", "spo"])
 def test_a_run_that_the_table_was_not_built_for_is_refused(name):
     run = RunContext(prompts={"a": "x"}, provenance={"model": "other"})

@@ -1,4 +1,4 @@
-"""SAO's critic: advantages whose lambda follows the length, targets without lambda, and what of its model is frozen."""
+"""SAO's critic: PPO's with other settings (`test_ppo.py` has its equations), and what of its model is frozen."""
 
 import math
 
@@ -25,36 +25,6 @@ def given_batch():
     return RolloutBatch(
         rewards=REWARDS, group_ids=torch.arange(5), prompt_ids=ids, action_mask=MASK, step=0, values=values
     )
-
-
-def by_loops(batch, gamma, lam_of):
-    """Each action's estimate from the one after it, over whatever the environment wrote between them."""
-    found = torch.zeros(MASK.shape, dtype=torch.float64)
-    for row in range(5):
-        places = [t for t in range(6) if MASK[row, t]]
-        if math.isnan(REWARDS[row]) or not places:
-            continue
-        after, value_after, lam = 0.0, 0.0, lam_of(len(places))
-        for t in reversed(places):
-            reward = float(REWARDS[row]) if t == places[-1] else 0.0
-            value = float(batch.values[row, t])
-            after = reward + gamma * value_after - value + gamma * lam * after
-            found[row, t], value_after = after, value
-    return found
-
-
-@pytest.mark.parametrize(("alpha", "gamma"), [(1.5, 1.0), (0.4, 0.9)])
-def test_lambda_follows_the_length_for_the_policy_and_is_1_for_the_critic(alpha, gamma):
-    batch = given_batch()
-    baseline = Sao(lam_alpha=alpha, gamma=gamma, cliprange_value=None, whiten_advantages=False)
-    expected = by_loops(batch, gamma, lambda length: max(1 - 1 / (alpha * length), 0.0))
-    torch.testing.assert_close(baseline.advantages(batch).values, expected, rtol=0, atol=1e-7)
-    targets = by_loops(batch, gamma, lambda length: 1.0) + batch.values
-    counts = MASK & ~REWARDS.isnan()[:, None]
-    loss = baseline.loss(targets.float(), batch)
-    assert torch.equal(loss.counts, counts)
-    assert float(loss.per_token[counts].max()) < 1e-12
-    assert float(baseline.loss(targets.float() + 1.0, batch).per_token[counts].min()) == pytest.approx(0.5, abs=1e-5)
 
 
 def test_sao_is_ppo_with_other_settings():

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -84,49 +83,6 @@ def test_a_table_from_servers_is_made_once_by_one_call_or_by_the_last_of_its_par
     assert main(["values", recipe(), "--seed", "5"]) == 0
     assert content(tmp_path / "values")[0] != first[0]
     assert main(["check", recipe()]) == 0, "training takes it, from whatever it was sampled"
-
-
-EVEN = {"reward_funcs": ["tests.values.test_build.mostly_even"]}
-
-
-def test_kept_rollouts_are_graded_again_without_sampling(recipe, tmp_path, fake, capsys):
-    """By another reward, with the very table that sampling for it makes."""
-    assert main(["values", recipe(values_keep_rollouts=True)]) == 0
-    assert len(list((tmp_path / "values.rollouts").glob("shard-*.jsonl"))) == 1
-    first = content(tmp_path / "values")
-    assert main(["check", recipe(**EVEN)]) == 2
-    assert "--values_regrade true" in capsys.readouterr().err
-    asked = len(fake.requests)
-    assert main(["values", recipe(**EVEN, values_regrade=True)]) == 0
-    assert len(fake.requests) == asked
-    assert main(["check", recipe(**EVEN)]) == 0
-    regraded = content(tmp_path / "values")
-    assert not (tmp_path / "values.partial").exists()
-    direct = {"values": str(tmp_path / "direct")}
-    assert main(["values", recipe(**EVEN, baseline_kwargs=direct)]) == 0
-    assert len(fake.requests) == 2 * asked
-    assert content(tmp_path / "direct") == regraded != first
-    # And back.
-    assert main(["values", recipe(values_regrade=True)]) == 0
-    assert content(tmp_path / "values") == first
-
-
-def test_rollouts_of_another_sampling_are_not_graded(recipe, tmp_path, fake, capsys):
-    assert main(["values", recipe(values_regrade=True)]) == 2
-    assert "--values_keep_rollouts true" in capsys.readouterr().err
-    assert main(["values", recipe(values_keep_rollouts=True, values_early_exit=2)]) == 0
-    asked = len(fake.requests)
-    wrong = {
-        "temperature: 1.0, now 0.5": {"temperature": 0.5},
-        "early_exit: 2, now 0": {"values_early_exit": 0},
-        "has no rollouts of the dataset's prompt": {**EVEN, "values_early_exit": 2},
-        "the prompt was another one": {"values_early_exit": 2, "prompt_template": "What is {prompt}"},
-    }
-    for words, changes in wrong.items():
-        shutil.rmtree(tmp_path / "values.partial", ignore_errors=True)
-        assert main(["values", recipe(values_regrade=True, **changes)]) == 2
-        assert words in capsys.readouterr().err
-    assert len(fake.requests) == asked
 
 
 def shards_of(folder):

@@ -217,16 +217,6 @@ def test_what_rows_share_is_there_once(case):
         assert len(shared.source) == (tokens_of_tree(rows, LEAST_SAVED) if rows else 1)
 
 
-def test_tokens_of_groups_below_a_system_message():
-    """Counted by hand."""
-    ids, mask, scored = rows_of("groups below a system message")
-    packing = pack_rows(ids, mask, scored, share=True)
-    # Prompts repeat the last token of the system message, and rows of a group that of their prompt.
-    assert len(packing.source) == 29 + (20 + 1 + 5 + 1 + 1) + (1 + 21 + 9) + (22 + 1 + 3 + 1 + 7)
-    assert len(packing.segments) == 8
-    assert packing.segments.shape[1] == 6
-
-
 @pytest.mark.parametrize(("rows", "common", "is_shared"), [(2, 17, True), (2, 16, False), (5, 5, True), (5, 4, False)])
 def test_a_segment_saves_at_least_16_tokens(rows, common, is_shared):
     """The last common token is not among them: it is in each row."""
