@@ -21,8 +21,8 @@ Output = dict[str, Any]
 _logger = logging.getLogger(__name__)
 # Tokens whose states are averaged.
 _POOLED = 10
-# A tenth of the layers lies above what energies of whole rollouts are measured in.
-_DEPTH = 10
+# A fifth of the layers lies above what energies of whole rollouts are measured in.
+_DEPTH = 5
 
 
 def layers_of(policy: Any) -> Sequence[nn.Module]:
@@ -181,8 +181,8 @@ class GradientEnergies:
 
     Where tokens have advantages of their own, ``x_t`` is what the policy's last layer returns, since only the token's
     own loss passes through it. It is found by running the policy: it enters the last module that the backbone calls,
-    as a rule the final norm. Where a rollout has one advantage, ``x_t`` is what the layer a tenth of all below it
-    returns (3 below of 30; with fewer than 10 layers, the last). Losses of later tokens pass through it too, and the
+    as a rule the final norm. Where a rollout has one advantage, ``x_t`` is what the layer a fifth of all below it
+    returns (6 below of 30; with fewer than 5 layers, the last). Losses of later tokens pass through it too, and the
     rollout's energy, their sum, is then close to that of the whole gradient (docs/estimators.md).
 
     Equal rollouts go through the policy once, so its gradient there is divided by the sum of their advantages. Where
