@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 from transformers import Qwen3Config
 from trl import ModelConfig
 
@@ -15,7 +14,7 @@ from basis_rl.trainer.plan import Plan, check_adapter
 from examples.custom_objective import simple
 from tests.estimate.test_estimate_settings import SHAPE
 from tests.support.architectures import small_model
-from tests.support.ranks import ROOT, Launched
+from tests.support.ranks import Called
 from tests.support.tiny import config, flat, tiny_model, tiny_trainer
 from tests.trainer.budgeted import BUDGETS, CASES, main
 from tests.trainer.test_rollout_correction import ALIGNED, BOUNDS, logged
@@ -29,21 +28,11 @@ REST = [name for name in CASES if name not in FEW and name != "sharded"]
 ENDS = (BUDGETS[0], BUDGETS[-1])
 
 
-def launched(folder, model, names, kind="ddp", budgets=BUDGETS):
-    """What both ranks of a launch have found."""
-    settings = yaml.safe_load((ROOT / "accelerate_configs" / f"{kind}.yaml").read_text())
-    settings |= {"num_processes": 2, "mixed_precision": "no", "use_cpu": kind == "ddp"}
-    config = folder / "config.yaml"
-    config.write_text(yaml.safe_dump(settings))
-    given = ",".join(map(str, budgets))
-    Launched(folder / "log", "tests.trainer.budgeted", folder, model, given, *names, config=config).wait()
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
-
-
 def by_ranks(tmp_path_factory, model, names, budgets=BUDGETS):
     """By the number of ranks what each of them has found."""
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
-    return {1: [main(one, 1, str(model), names, budgets)], 2: launched(two, model, names, budgets=budgets)}
+    ranks = Called(two, "tests.trainer.budgeted:main", two, 2, str(model), names, budgets, kind="ddp")
+    return {1: [main(one, 1, str(model), names, budgets)], 2: ranks.found()}
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +119,8 @@ def test_a_run_resumes_in_the_middle_of_a_generation_batch(ranks, few, tiny_path
 @pytest.mark.parametrize("kind", ["zero2", "zero3", "fsdp2"])
 def test_a_sharded_policy_has_the_norms_of_fixed_rows(kind, tmp_path, tiny_path):
     pytest.importorskip("deepspeed")
-    for found in launched(tmp_path, tiny_path, ["sharded"], kind):
+    ranks = Called(tmp_path, "tests.trainer.budgeted:main", tmp_path, 2, str(tiny_path), ["sharded"], kind=kind)
+    for found in ranks.found():
         assert ("FSDP" if kind == "fsdp2" else "DEEPSPEED") in found["sharded", None]["type"]
         expected = found["sharded", None]["logs"]
         assert min(row["grad_norm"] for row in expected) > 1e-3

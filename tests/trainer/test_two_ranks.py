@@ -4,16 +4,14 @@ import pytest
 import torch
 
 from basis_rl.run.rollouts import files, read
-from tests.support.ranks import Launched
+from tests.support.ranks import Called
 from tests.trainer.straddling import FEW, REST, SELECTED, UNEQUAL, main
 
 
 def on_one_and_two(one, two, model, names):
     """What one rank (this process) and two have found: ``(results, others)`` of each rank."""
-    launched = Launched(two / "log", "tests.trainer.straddling", two, model, 2, *names)
-    main(one, str(model), 1, names)
-    launched.wait()
-    return [torch.load(path, weights_only=False) for path in (one / "rank0.pt", two / "rank0.pt", two / "rank1.pt")]
+    launched = Called(two, "tests.trainer.straddling:main", two, str(model), 2, names)
+    return [main(one, str(model), 1, names), *launched.found()]
 
 
 @pytest.fixture(scope="module")
