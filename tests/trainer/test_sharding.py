@@ -111,7 +111,7 @@ PACKING = {"ddp": "packing-grpo", "zero2": "packing-grpo", "zero3": "packing-otb
 
 @pytest.fixture(scope="module")
 def resumed(tiny_path, tmp_path_factory):
-    """By engine the folder of its runs and what each rank found in them, launched once: whole and resumed runs without a
+    """By engine the folder of its runs and what each rank found in them, launched once: whole and resumed without a
     critic and with each, and runs with and without padding."""
 
     @functools.cache
