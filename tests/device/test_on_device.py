@@ -52,10 +52,10 @@ def trained(folder, baseline, cls=BasisTrainer, **settings):
     return trainer
 
 
-@pytest.mark.parametrize(("bf16", "tolerance"), [(False, 1e-5), (True, 0.02)])
-def test_energies_that_a_baseline_is_given_are_the_policys(bf16, tolerance, tmp_path):
-    batch, expected, _ = trained(tmp_path, OptimalTokenBaseline(), Keep, bf16=bf16, max_steps=1).kept
-    assert (batch.energies - expected.cpu())[batch.action_mask].abs().max() < tolerance
+def test_energies_that_a_baseline_is_given_are_the_policys_in_bf16_too(tmp_path):
+    """In float32, see tests/trainer/test_energies.py."""
+    batch, expected, _ = trained(tmp_path, OptimalTokenBaseline(), Keep, bf16=True, max_steps=1).kept
+    assert (batch.energies - expected.cpu())[batch.action_mask].abs().max() < 0.02
     assert batch.energies[batch.action_mask].std() > 0
 
 

@@ -73,8 +73,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("case", CASES)
+WITH_LORA = ("one step of a batch", "two passes", "padded", "checkpointing")
+
+
+@pytest.mark.parametrize(("case", "lora"), [*((case, False) for case in CASES), *((case, True) for case in WITH_LORA)])
 def test_energies_are_the_squared_gradients_of_each_token(case, lora, tmp_path, tiny_path):
     settings = {"max_steps": 2, "num_generations": 1, "learning_rate": 1e-30, **CASES[case]}
     peft_config = LoraConfig(target_modules=["q_proj"], init_lora_weights=False) if lora else None

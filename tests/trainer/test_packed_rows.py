@@ -267,15 +267,14 @@ def test_a_setting_that_packing_does_not_know_falls_back(setting):
     assert setting in method.reason
 
 
-def micro_batch(rows, advantages, old=None):
+def micro_batch(rows, advantages, old):
     ids, mask, scored = rows
     tokens = int((scored.any(dim=0)).sum())
-    given = {
+    return {
         "prompt_ids": ids[:, :-tokens], "prompt_mask": mask[:, :-tokens], "advantages": advantages,
         "completion_ids": ids[:, -tokens:], "completion_mask": scored[:, -tokens:],
-        "num_items_in_batch": scored.sum(),
+        "num_items_in_batch": scored.sum(), "old_per_token_logps": old,
     }  # fmt: skip
-    return given | ({} if old is None else {"old_per_token_logps": old})
 
 
 class RowByRow(BasisTrainer):
@@ -290,32 +289,34 @@ class RowByRow(BasisTrainer):
         return found[0], found[1], None
 
 
-@pytest.mark.parametrize("method", ["shared", "packed", "padded"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_every_objective_has_the_loss_of_single_rows(objective, method, tmp_path):
+def test_every_objective_has_the_loss_of_single_rows(objective, tmp_path):
     rows = small_rows()
+    tokens = int(rows[2].any(dim=0).sum())
     generator = torch.Generator().manual_seed(0)
     advantages = torch.randn(len(rows[0]), generator=generator, dtype=torch.float64).to(DEVICE)
-    found = []
-    for cls in (RowByRow, BasisTrainer):
+    noise = 0.3 * torch.randn(len(rows[0]), tokens, generator=generator, dtype=torch.float64).to(DEVICE)
+    found = {}
+    for method in ("single", "shared", "packed", "padded"):
+        cls = RowByRow if method == "single" else BasisTrainer
         settings = {"packing": "none" if method == "padded" else "auto"}
         trainer = tiny_trainer(tmp_path, "rloo", cls, objective=objective, model=small_model("Qwen3"), **settings)
         trainer.model.double().train()
         trainer.current_gradient_accumulation_steps = 1
         if method == "packed":
             trainer.packing = replace(trainer.packing, shared=False)
-        tokens = int(rows[2].any(dim=0).sum())
-        with torch.no_grad():
-            old = row_by_row(trainer.model, *rows)[0][:, -tokens:]
-        old = old + 0.3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(1), dtype=old.dtype).to(DEVICE)
+        if method == "single":
+            with torch.no_grad():
+                old = row_by_row(trainer.model, *rows)[0][:, -tokens:] + noise
         loss = trainer.compute_loss(trainer.model, micro_batch(rows, advantages, old))
         loss.backward()
-        found.append((loss.detach(), torch.cat([p.grad.flatten() for p in trainer.model.parameters()])))
-    (expected, expected_gradient), (loss, gradient) = found
-    tolerance = 1e-5 if method == "padded" or DEVICE != "cpu" else 1e-7
-    assert abs(loss - expected) <= tolerance * abs(expected).clamp(min=1e-3)
+        found[method] = loss.detach(), torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+    expected, expected_gradient = found.pop("single")
     assert expected_gradient.norm() > 0
-    assert error(gradient, expected_gradient) < 10 * tolerance
+    for method, (loss, gradient) in found.items():
+        tolerance = 1e-5 if method == "padded" or DEVICE != "cpu" else 1e-7
+        assert abs(loss - expected) <= tolerance * abs(expected).clamp(min=1e-3)
+        assert error(gradient, expected_gradient) < 10 * tolerance
 
 
 RUNS = {

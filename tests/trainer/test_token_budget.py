@@ -130,13 +130,12 @@ def test_a_sharded_policy_has_the_norms_of_fixed_rows(kind, tmp_path, tiny_path)
                 assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
-@pytest.mark.parametrize("objective", ["dapo", "grpo", "gpg", "vespo"])
-@pytest.mark.parametrize("budget", [25, 10**6])
-def test_the_correction_of_the_engine_is_that_of_fixed_rows(budget, objective, mode, tmp_path):
+CORRECTED = [("dapo", "token_truncate", 25), ("grpo", "sequence_mask", 10**6), ("gpg", "sequence_mask", 25)]
+
+
+@pytest.mark.parametrize(("objective", "mode", "budget"), [*CORRECTED, ("vespo", "token_truncate", 10**6)])
+def test_the_correction_of_the_engine_is_that_of_fixed_rows(objective, mode, budget, tmp_path):
     """In the loss's own pass and in one before it."""
-    if objective == "vespo" and mode.startswith("sequence"):
-        pytest.skip("TRL refuses it")
     for shape in (ALIGNED, {"gradient_accumulation_steps": 1, "steps_per_generation": 2}):
         settings = {"objective": objective, "vllm_importance_sampling_mode": mode, "max_steps": 3, **BOUNDS, **shape}
         fixed, cut = (

@@ -107,6 +107,7 @@ def test_the_noise_of_the_gradient_is_that_of_the_micro_batches_of_all_ranks(run
             assert row["gradient/signal"] == pytest.approx(float(mean @ mean), rel=1e-3)
             assert row["gradient/total_power"] == pytest.approx(float((gradients**2).sum(dim=1).mean()), rel=1e-3)
             assert row["gradient/variance"] > 0
+            assert row["grad_norm"] ** 2 == pytest.approx(row["gradient/signal"], rel=1e-3)
 
 
 def test_refills_are_the_same_on_all_ranks(runs):
