@@ -405,30 +405,6 @@ def test_a_reward_that_is_thread_safe_is_called_for_many_groups_at_once():
     assert len(made.take_metrics()["reward/judge/asked"]) == 8
 
 
-def test_a_call_that_hangs_holds_up_the_others_only_until_it_is_given_up():
-    release = threading.Event()
-
-    def hangs(completions, **kwargs):
-        if completions[0] == "stuck":
-            release.wait()
-        return [1.0] * len(completions)
-
-    made = grader(hangs)
-    stuck, other = Entry({}, [rollout("stuck")]), Entry({}, [rollout()])
-    threading.Thread(target=made.grade, args=(stuck,), daemon=True).start()
-    time.sleep(0.1)
-    waiting = threading.Thread(target=made.grade, args=(other,))
-    waiting.start()
-    time.sleep(0.2)
-    assert waiting.is_alive()
-    assert not made.give_up(other), "it only waits"
-    assert made.give_up(stuck)
-    waiting.join(5.0)
-    assert other.rollouts[0].rewards == [1.0]
-    assert stuck.outcome is False
-    release.set()
-
-
 @pytest.mark.parametrize("returned", [[1.0], "two", [1.0, math.inf]])
 def test_wrong_rewards_end_the_run(returned):
     with pytest.raises(RewardFailed, match="f0"):

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import nullcontext, suppress
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,22 +26,17 @@ from basis_rl.run.errors import RequestRefused, RewardFailed, RolloutError, Serv
 from basis_rl.samplers import Draw
 from basis_rl.trainer import BasisTrainer, stream
 from basis_rl.trainer.conversation import StreamedRollout
-from basis_rl.trainer.grading import Entry, Grader
+from basis_rl.trainer.grading import Grader
 from basis_rl.trainer.stream import Pace, Stream, StreamedBatches
 from tests.support.fake_vllm import ModelServer
+from tests.support.processes import wait_until
 from tests.support.served import At, logged, save_model, trainer
 from tests.support.tiny import parity_reward, sums
 from tests.support.tooled import tokenizer as tool_tokenizer
 
 # Seconds after which something that is waited for will not come.
 LATE = 60.0
-
-
-def until(holds):
-    end = time.monotonic() + LATE
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+until = partial(wait_until, seconds=LATE)
 
 
 # A stream alone.
@@ -357,17 +353,6 @@ def test_what_a_function_logs_wrongly_ends_the_run_at_once(function, message, al
         made.stream.take(0, 0, 0)
 
 
-def test_what_can_be_iterated_is_a_column(alone):
-    def logs(prompts, log_extra, **given):
-        log_extra("words", (each for each in prompts))
-        return [1.0] * len(prompts)
-
-    made = alone([logs], size=1)
-    made.submit(now)
-    ((_, _, (rollout,)),) = made.stream.take(0, 0, 0)
-    assert rollout.logged == {"words": "a"}
-
-
 def test_a_prompt_that_no_template_takes_ends_the_run_at_once(alone, monkeypatch):
     """Nothing can stand for its rollouts."""
 
@@ -379,23 +364,6 @@ def test_a_prompt_that_no_template_takes_ends_the_run_at_once(alone, monkeypatch
     made.submit(refused)
     with pytest.raises(RewardFailed, match="ValueError: roles must alternate"):
         made.stream.take(0, 0, 0)
-
-
-def test_functions_are_told_the_state_of_the_run_as_it_is(alone):
-    steps = []
-
-    def reads(prompts, trainer_state, **given):
-        steps.append(trainer_state.global_step)
-        return [1.0] * len(prompts)
-
-    state = {"now": SimpleNamespace(global_step=0)}
-    grader = Grader([reads], ["reads"], lambda: state["now"], lambda ids: False, asyncio.new_event_loop)
-    for step in (0, 3):
-        state["now"] = SimpleNamespace(global_step=step)
-        entry = Entry({}, [rolled()])
-        entry.rollouts[0].rewards = [math.nan]
-        assert grader.grade(entry)
-    assert steps == [0, 3]
 
 
 def test_after_the_end_nothing_is_asked_and_the_next_run_begins_again(alone):
@@ -436,10 +404,10 @@ def test_after_the_end_nothing_is_asked_and_the_next_run_begins_again(alone):
 
 
 def test_rollouts_are_saved_as_json_or_as_prompts(alone, tmp_path):
-    """Whatever functions log: a checkpoint that cannot be read would be none."""
+    """Whatever functions log, in whatever can be iterated: a checkpoint that cannot be read would be none."""
 
     def logs(prompts, log_extra, **given):
-        log_extra("count", [np.float32(0.5)] * len(prompts))
+        log_extra("count", (np.float32(0.5) for _ in prompts))
         return np.ones(len(prompts))
 
     made = alone([logs], size=1)
