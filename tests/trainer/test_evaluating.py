@@ -6,7 +6,6 @@ from collections import defaultdict
 
 import pytest
 import torch
-import yaml
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler
 from trl.trainer.utils import RepeatSampler
@@ -14,6 +13,7 @@ from trl.trainer.utils import RepeatSampler
 from basis_rl.cli.main import main
 from basis_rl.data import DataArguments, load_prompts
 from basis_rl.trainer.scoring import EvalScores
+from tests.cli.conftest import recipe as recipe
 from tests.support.tiny import DEVICE, flat, parity_reward, sums, tiny_model, tiny_trainer
 
 
@@ -116,40 +116,30 @@ def test_each_set_has_its_average_under_its_name(tmp_path):
         assert trainer._metrics[place]["noted"] == [1.0 + mode]
 
 
-@pytest.fixture
-def recipe(tmp_path, tiny_path):
-    mine = tmp_path / "mine.json"
-    mine.write_text(json.dumps([{"problem": f"{i} + 1 =", "answer": i + 1, "level": i % 2} for i in range(5)]))
-    settings = {
-        "model_name_or_path": str(tiny_path),
-        "output_dir": str(tmp_path / "out"),
-        "dataset_name": "reasoning_gym:chain_sum",
-        "dataset_kwargs": {"size": 64, "seed": 0, "max_terms": 2, "max_digits": 1},
-        "prompt_template": "{prompt}",
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "eval_benchmarks": [str(mine)],
-        "max_eval_samples": 4,
-        "num_generations_eval": 2,
-        "per_device_eval_batch_size": 4,
-        "test_fraction": 0.2,
-        "max_completion_length": 6,
-        "baseline": "batch_mean",
-        "num_generations": 1,
-        "per_device_train_batch_size": 8,
-        "max_steps": 1,
-        "use_cpu": DEVICE == "cpu",
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "save_strategy": "no",
-        "report_to": "none",
-    }
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(settings))
-    return str(path)
+OWN = {
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+    "eval_benchmarks": ["mine.json"],
+    "max_eval_samples": 4,
+    "num_generations_eval": 2,
+    "per_device_eval_batch_size": 4,
+    "test_fraction": 0.2,
+    "baseline": "batch_mean",
+    "objective": None,
+    "num_generations": 1,
+    "steps_per_generation": None,
+    "max_steps": 1,
+    "use_cpu": DEVICE == "cpu",
+}
 
 
-def test_a_recipe_measures_its_benchmarks_and_names_problems_that_are_trained_on(recipe, tmp_path, capsys, caplog):
+def test_a_recipe_measures_its_benchmarks_and_names_problems_that_are_trained_on(
+    recipe, tmp_path, capsys, caplog, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    mine = [{"problem": f"{i} + 1 =", "answer": i + 1, "level": i % 2} for i in range(5)]
+    (tmp_path / "mine.json").write_text(json.dumps(mine))
+    recipe = recipe()
     same = '{"size": 64, "seed": 0, "max_terms": 2, "max_digits": 1}'
     data = DataArguments("reasoning_gym:chain_sum", dataset_kwargs=same, prompt_template="{prompt}", test_fraction=0.2)
     rows = load_prompts(data, conversational=False).select(range(4))
