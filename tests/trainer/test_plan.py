@@ -210,6 +210,8 @@ def test_what_follows_from_settings(tmp_path):
     patient = {"vllm_request_timeout": 5000.0, "vllm_recovery_timeout": 4000.0, "vllm_server_timeout": 100.0}
     assert config(tmp_path, **SERVED, **patient).ddp_timeout == 9400
     assert config(tmp_path, **SERVED, **patient, ddp_timeout=99_999).ddp_timeout == 99_999
+    # Until a rollout has ended, and once more until it is graded.
+    assert config(tmp_path, **SERVED, rollouts="stream", rollout_timeout=5000.0).ddp_timeout > 10_000
     assert config(tmp_path, use_vllm=True, vllm_mode="colocate").ddp_timeout == config(tmp_path).ddp_timeout
 
 

@@ -218,8 +218,13 @@ def expected_gradient(objective, log_probs, old, inputs, trained):
     return found
 
 
-@pytest.mark.parametrize("objective", ["grpo", "gspo", "gspo_token", "dis"])
-@pytest.mark.parametrize(("accumulated", "passes"), [(2, 1), (1, 1), (2, 2)])
+SHAPES = [(2, 1), (1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("objective", "accumulated", "passes"),
+    [*(("grpo", *shape) for shape in SHAPES), *((name, 2, 2) for name in ("gspo", "gspo_token", "dis"))],
+)
 def test_the_engines_policy_is_the_old_one_and_nothing_is_scored_before_the_loss(
     objective, accumulated, passes, tmp_path
 ):

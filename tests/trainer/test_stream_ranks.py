@@ -16,7 +16,7 @@ from basis_rl.types import RolloutBatch
 from tests.support.fake_vllm import ModelServer
 from tests.support.ranks import Called
 from tests.support.served import save_model
-from tests.support.tiny import config, named_baseline, sums
+from tests.support.tiny import named_baseline, sums
 from tests.support.tooled import tokenizer
 from tests.trainer.streamed_ranks import GROUP
 from tests.trainer.test_tool_ranks import assert_whole, turns_of
@@ -204,9 +204,3 @@ def test_a_run_on_two_ranks_resumes_on_as_many_as_there_are(ranks, one, model, s
     assert_same_batches(again, "rloo")
     assert batches(again) == batches(whole)[2:]
     assert_close(saved(tmp_path / "again"), saved(tmp_path / "whole"))
-
-
-def test_ranks_wait_as_long_as_a_rollout_may_take(tmp_path):
-    """Until it has ended, and once more until it is graded."""
-    served = {"use_vllm": True, "vllm_mode": "server", "rollouts": "stream"}
-    assert config(tmp_path, **served, rollout_timeout=5000.0).ddp_timeout > 10000
