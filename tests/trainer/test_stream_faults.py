@@ -30,7 +30,7 @@ from basis_rl.trainer.grading import Grader
 from basis_rl.trainer.stream import Pace, Stream, StreamedBatches
 from tests.support.fake_vllm import ModelServer
 from tests.support.processes import wait_until
-from tests.support.served import At, logged, save_model, trainer
+from tests.support.served import At, log_probs_of, logged, save_model, trainer
 from tests.support.tiny import parity_reward, sums
 from tests.support.tooled import tokenizer as tool_tokenizer
 
@@ -544,16 +544,11 @@ def assert_own_weights(trained):
     model = copy.deepcopy(trained.accelerator.unwrap_model(trained.model)).eval()
     checked = 0
     for rollout in (each for batch in trained.batches for each in batch):
-        ids = torch.tensor([rollout.prompt_ids + rollout.completion_ids])
         own = torch.tensor(rollout.log_probs)
-        count = len(own)
         errors = {}
         for step in {later for each in rollout.steps for later in (each, each + 1)} & set(trained.weights):
             model.load_state_dict(trained.weights[step])
-            with torch.no_grad():
-                hidden = model.model(input_ids=ids).last_hidden_state[0, -count - 1 : -1]
-                logits = torch.nn.functional.linear(hidden, model.lm_head.weight)
-            errors[step] = (logits.log_softmax(-1).gather(-1, ids[0, -count:, None])[:, 0] - own).abs()
+            errors[step] = (log_probs_of(model, rollout) - own).abs()
         for place, step in enumerate(rollout.steps):
             assert min(float(errors[each][place]) for each in (step, step + 1) if each in errors) < 1e-3
             checked += 1
