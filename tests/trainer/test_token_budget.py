@@ -195,11 +195,6 @@ def test_models_that_are_scored_with_padding_are_refused_also_before_they_are_lo
     check_adapter(plan, tiny_model().config)
 
 
-def test_a_budget_has_at_least_one_token(tmp_path):
-    with pytest.raises(ValueError, match="per_device_token_budget must be at least 1, got 0"):
-        config(tmp_path, per_device_token_budget=0)
-
-
 def test_memory_is_estimated_for_the_budget(tmp_path):
     """A micro-batch is never smaller than the longest row, nor larger than a step."""
     model, shape = ModelConfig(model_name_or_path="m"), Qwen3Config(**SHAPE)
