@@ -10,7 +10,6 @@ from basis_rl.baselines import OptimalTokenBaseline, Ppo
 from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.samplers import Frontier
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.random_numbers import random_numbers_kept
 from benchmarks.energy_precision import exact, spread_model
 from tests.support.tiny import DEVICE, tiny_trainer
 from tests.trainer.test_energies import Keep
@@ -52,10 +51,10 @@ def trained(folder, baseline, cls=BasisTrainer, **settings):
     return trainer
 
 
-@pytest.mark.parametrize(("bf16", "tolerance"), [(False, 1e-5), (True, 0.02)])
-def test_energies_that_a_baseline_is_given_are_the_policys(bf16, tolerance, tmp_path):
-    batch, expected, _ = trained(tmp_path, OptimalTokenBaseline(), Keep, bf16=bf16, max_steps=1).kept
-    assert (batch.energies - expected.cpu())[batch.action_mask].abs().max() < tolerance
+def test_energies_that_a_baseline_is_given_are_the_policys_in_bf16_too(tmp_path):
+    """In float32, see tests/trainer/test_energies.py."""
+    batch, expected, _ = trained(tmp_path, OptimalTokenBaseline(), Keep, bf16=True, max_steps=1).kept
+    assert (batch.energies - expected.cpu())[batch.action_mask].abs().max() < 0.02
     assert batch.energies[batch.action_mask].std() > 0
 
 
@@ -102,12 +101,3 @@ def test_a_sampler_draws_whole_groups_by_the_seed_whatever_the_device(sampler, b
     assert [len(set(prompts)) for prompts in first] == [4] * 2, "whole groups of four"
     assert first[0] == second[0]
     assert any("sampler/" in key for row in runs[0].state.log_history for key in row)
-
-
-def test_random_numbers_of_the_device_are_kept():
-    torch.manual_seed(0)
-    expected = torch.rand(3, device=DEVICE)
-    torch.manual_seed(0)
-    with random_numbers_kept(torch.device(DEVICE)):
-        torch.rand(5, device=DEVICE)
-    assert torch.equal(torch.rand(3, device=DEVICE), expected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -51,10 +50,3 @@ def equal(question: str) -> str:
     shown = material(question)
     plain = [re.sub(r"\W", "", shown.get(name, "")).lower() for name in ("answer", "solution")]
     return f"The answers were compared.\nScore: {int(plain[0] == plain[1])}"
-
-
-def until(true: Callable[[], bool], seconds: float = 10.0) -> None:
-    ends = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < ends
-        time.sleep(0.01)

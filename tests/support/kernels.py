@@ -20,11 +20,12 @@ def attention_of_segments(
 ) -> Tensor:
     """``(T, heads, D)``: each segment by itself, causal from the bottom right, with `left` earlier keys (-1: all)."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
+    wide = torch.promote_types(query.dtype, torch.float32)
     groups = query.shape[1] // key.shape[1]
     found = []
     for queries, keys in zip(pairwise(ends_q.tolist()), pairwise(ends_k.tolist()), strict=True):
-        rows = [part.repeat_interleave(groups, dim=1).float() for part in (key[slice(*keys)], value[slice(*keys)])]
-        scores = torch.einsum("qhd,khd->hqk", query[slice(*queries)].float(), rows[0]) * scale
+        rows = [part.repeat_interleave(groups, dim=1).to(wide) for part in (key[slice(*keys)], value[slice(*keys)])]
+        scores = torch.einsum("qhd,khd->hqk", query[slice(*queries)].to(wide), rows[0]) * scale
         # The last query is at the place of the last key.
         place = torch.arange(scores.shape[1], device=query.device)[:, None] + scores.shape[2] - scores.shape[1]
         behind = place - torch.arange(scores.shape[2], device=query.device)
@@ -35,10 +36,11 @@ def attention_of_segments(
 
 
 def check_segments(
-    query: Tensor, key: Tensor, value: Tensor, ends_q: Tensor, ends_k: Tensor, max_q: int, max_k: int
-) -> None:
+    query: Tensor, key: Tensor, value: Tensor, ends_q: Tensor, ends_k: Tensor, max_q: int, max_k: int,
+    types: tuple[torch.dtype, ...] = HALF,
+) -> None:  # fmt: skip
     """What kernels for variable lengths require of their tensors, and read past the end of memory without."""
-    assert query.dtype in HALF
+    assert query.dtype in types
     assert query.dtype == key.dtype == value.dtype
     assert query.ndim == key.ndim == value.ndim == 3, "(tokens, heads, dim)"
     assert key.shape == value.shape
@@ -60,11 +62,14 @@ def check_segments(
 
 
 class Varlen:
-    """In place of ``torch.nn.attention.varlen.varlen_attn``, whose signature every call has to fit."""
+    """In place of ``torch.nn.attention.varlen.varlen_attn``, whose signature every call has to fit.
 
-    def __init__(self, kernel: Callable[..., Any]) -> None:
+    With other `types` than the kernel's, results can be compared to the last digits.
+    """
+
+    def __init__(self, kernel: Callable[..., Any], types: tuple[torch.dtype, ...] = HALF) -> None:
         self.signature = inspect.signature(kernel)
-        self.calls = 0
+        self.types, self.calls = types, 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         bound = self.signature.bind(*args, **kwargs)
@@ -72,7 +77,7 @@ class Varlen:
         given = bound.arguments
         names = ("query", "key", "value", "cu_seq_q", "cu_seq_k")
         tensors = [given[name] for name in names]
-        check_segments(*tensors, given["max_q"], given["max_k"])
+        check_segments(*tensors, given["max_q"], given["max_k"], self.types)
         assert given["scale"] is None or type(given["scale"]) is float
         left, right = given["window_size"]
         assert (type(left), right) == (int, 0)

@@ -1,7 +1,12 @@
-"""Several ranks of a run: processes by `accelerate launch`, or threads with accelerate's collectives among them."""
+"""Several ranks of a run: processes by `accelerate launch`, or threads with accelerate's collectives among them.
+
+``python -m tests.support.ranks MODULE:FUNCTION RESULT ARGUMENT ...`` is one rank of a launcher: see `rank`.
+"""
 
 from __future__ import annotations
 
+import gc
+import importlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -17,8 +22,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import yaml
 from accelerate.commands.launch import launch_command, launch_command_parser
 
+from basis_rl.__main__ import leave
 from basis_rl.engine.server import free_port
 from tests.support.machines import enter
 
@@ -59,7 +66,18 @@ def no_shared_memory() -> None:
         patch("deepspeed.comm.torch.build_shm_op", return_value=None).start()
 
 
-def _module(name: str, arguments: list[str], environment: dict[str, str], log: Path) -> None:
+def rank(name: str, result: str, *arguments: Any) -> None:
+    """Call ``module:function`` and save what it returns to `result`, with the number of this rank in place of {}."""
+    # As in tests/conftest.py: the garbage collection and the plot take most of a short run's time.
+    gc.freeze()
+    patch("basis_rl.trainer.trainer.plot_training", lambda *args, **kwargs: None).start()
+    module, _, function = name.partition(":")
+    found = getattr(importlib.import_module(module), function)(*arguments)
+    torch.save(found, result.format(os.environ.get("RANK", "0")))
+    leave(0)
+
+
+def _process(name: str, arguments: list[Any], environment: dict[str, str], log: Path) -> None:
     with log.open("ab") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
@@ -69,14 +87,15 @@ def _module(name: str, arguments: list[str], environment: dict[str, str], log: P
     if machine := os.environ.get(MACHINE):
         enter(machine, os.environ.get(OWN_FOLDERS, "").split())
     no_shared_memory()
-    sys.argv = [name, *arguments]
+    if ":" in name:
+        rank(name, *arguments)
+    sys.argv = [name, *map(str, arguments)]
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def forked(log: Path, module: str, *arguments: Any, **more: str) -> multiprocessing.Process:
     """Start ``python -m module`` without its imports; its output is added to `log`, `more` to its environment."""
-    words = [str(argument) for argument in arguments]
-    process = _FORKS.Process(target=_module, args=(module, words, {**os.environ, **more}, log))
+    process = _FORKS.Process(target=_process, args=(module, list(arguments), {**os.environ, **more}, log))
     process.start()
     return process
 
@@ -88,6 +107,15 @@ def environment(config: Path | str, ranks: int) -> dict[str, str]:
     with patch("torch.distributed.run.run", lambda args: found.update(os.environ)):
         launch_command(launch_command_parser().parse_args(words))
     return {**found, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+
+
+def cpu_config(folder: Path, kind: str, ranks: int = 2) -> Path:
+    """The accelerate config `kind` that we ship, for so many ranks of this CPU."""
+    settings = yaml.safe_load((ROOT / "accelerate_configs" / f"{kind}.yaml").read_text())
+    settings |= {"num_processes": ranks, "mixed_precision": "no"} | ({"use_cpu": True} if kind == "ddp" else {})
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
 
 
 class Launched:
@@ -114,6 +142,20 @@ class Launched:
 
     def output(self) -> str:
         return self.log.read_text()[-5000:]
+
+
+class Called(Launched):
+    """A function of a module, ``module:function``, on so many ranks; `found` is what it has returned on each."""
+
+    def __init__(self, folder: Path, name: str, *arguments: Any, ranks: int = 2, kind: str = "cpu") -> None:
+        folder.mkdir(exist_ok=True)
+        self.result = str(folder / "rank{}.pt")
+        config = cpu_config(folder, kind, ranks)
+        super().__init__(folder / "log", name, self.result, *arguments, ranks=ranks, config=config)
+
+    def found(self, seconds: float = 900.0) -> list[Any]:
+        self.wait(seconds)
+        return [torch.load(self.result.format(rank), weights_only=False) for rank in range(len(self.processes))]
 
 
 class Ranks:
@@ -160,3 +202,8 @@ class Ranks:
             gather=lambda tensor: torch.cat(self.exchange(tensor)),
             reduce=lambda tensor, reduction: torch.stack(self.exchange(tensor)).sum(0),
         )
+
+
+if __name__ == "__main__":
+    no_shared_memory()
+    rank(*sys.argv[1:])

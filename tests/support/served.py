@@ -59,6 +59,16 @@ def logged(trained: Any, key: str) -> list[float]:
     return [row[key] for row in trained.state.log_history if key in row]
 
 
+def log_probs_of(model: Any, rollout: Any) -> torch.Tensor:
+    """``(T,)`` of a rollout's completion, by the plain model."""
+    ids = torch.tensor([rollout.prompt_ids + rollout.completion_ids])
+    count = len(rollout.completion_ids)
+    with torch.no_grad():
+        hidden = model.model(input_ids=ids).last_hidden_state[0, -count - 1 : -1]
+        log_probs = torch.nn.functional.linear(hidden, model.lm_head.weight).log_softmax(-1)
+    return log_probs.gather(-1, ids[0, -count:, None])[:, 0]
+
+
 class At(BasisTrainer):
     """Does something right before a generation."""
 

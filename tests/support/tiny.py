@@ -143,7 +143,6 @@ class Traced:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.trace: list[Any] = []
-        self.accumulated: list[Any] = []  # gradients after each micro-batch, from the step's beginning on
         super().__init__(*args, **kwargs)
 
     def training_step(self, model, *args, **kwargs):
@@ -152,7 +151,6 @@ class Traced:
         loss = super().training_step(model, *args, **kwargs)
         gradient = flat(torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())
         self.trace.append((before + float(loss), gradient))
-        self.accumulated.append(gradient)
         return loss
 
 

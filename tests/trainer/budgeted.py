@@ -1,23 +1,18 @@
-"""Run by `test_token_budget.py` on one or two ranks: the same rollouts with fixed rows and with budgets of tokens."""
+"""Called by `test_token_budget.py` on one or two ranks: the same rollouts with fixed rows and with budgets."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from accelerate.utils import gather_object
 from safetensors.torch import load_file
 
-from basis_rl.__main__ import leave
 from basis_rl.baselines import BatchMean
 from basis_rl.objectives import OBJECTIVES
-from basis_rl.trainer import trainer as trainer_module
-from tests.support.ranks import no_shared_memory
 from tests.support.tiny import sums, tiny_trainer
 from tests.trainer.sharded import OnCpus
 
@@ -147,13 +142,3 @@ def main(folder: Path, ranks: int, model: str, names: list[str], budgets: Sequen
                 case["baseline"] = BatchMean("optimal_token")
             results[name, budget] = found_by(run(folder / f"{name}-{budget}", ranks, budget, model, **case))
     return results
-
-
-if __name__ == "__main__":
-    no_shared_memory()
-    # It takes longer than a step.
-    trainer_module.plot_training = lambda *args, **kwargs: None  # type: ignore[assignment]
-    place, path, budgets, *names = sys.argv[1:]
-    found = main(Path(place), 2, path, names, [int(each) for each in budgets.split(",")])
-    torch.save(found, Path(place) / f"rank{PartialState().process_index}.pt")
-    leave(0)

@@ -1,23 +1,20 @@
-"""Run by `test_sharding.py` under `accelerate launch`: trains on several ranks and keeps what each of them saw."""
+"""Called by `test_sharding.py` on two ranks: trains, and returns what each of them saw."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
+from typing import Any
 
-import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from peft import LoraConfig
 from torch.distributed.tensor import DTensor
 
-from basis_rl.__main__ import leave
 from basis_rl.baselines import Ppo, Sao
 from basis_rl.baselines.optimal import TargetedBaseline
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.critic import whole
-from tests.support.ranks import no_shared_memory
 from tests.support.served import trainer
 from tests.support.tiny import Keeps, tiny_trainer
 
@@ -68,7 +65,7 @@ class Keep(Keeps, OnCpus):
         return {"batch": vars(self._pending.newest), "advantages": local.clone(), **tokens}
 
 
-def against_a_server(output: Path, model: Path, url: str, names: list[str]) -> None:
+def against_a_server(output: Path, model: Path, url: str, *names: str) -> dict[str, Any]:
     results = {}
     for name in names:
         group, settings = RUNS[name]
@@ -87,15 +84,15 @@ def against_a_server(output: Path, model: Path, url: str, names: list[str]) -> N
             "sharded": hasattr(parameter, "ds_tensor") or hasattr(parameter, "full_tensor"),
             "type": str(trained.accelerator.distributed_type),
         }
-    torch.save(results, output / f"rank{rank}.pt")
+    return results
 
 
-def resumed(output: Path, model: Path, kind: str) -> None:
+def resumed(output: Path, model: Path, kind: str) -> dict[str, Any]:
     """Four steps, and the last two again from the checkpoint between them, in the middle of a generation batch."""
     value_model = {"critic_model": str(model), "critic_learning_rate": 1e-3}
     sao = {"critic_learning_rate": 1e-3, "critic_warmup_steps": 1}
     critics = {"head": Ppo(), "value_model": Ppo(**value_model), "sao": Sao(**sao)}
-    output.mkdir(exist_ok=True)
+    found = {}
     for name, start in (("whole", None), ("again", output / "whole" / "checkpoint-3")):
         saving = {"max_steps": 4, "save_strategy": "steps", "save_steps": 3}
         baseline = critics.get(kind, kind)
@@ -111,8 +108,8 @@ def resumed(output: Path, model: Path, kind: str) -> None:
         kept = {"norms": norms, "type": kind_of, "module": module, "module_sharded": sharded}
         if isinstance(trained.baseline, TargetedBaseline):
             kept["moments"] = trained.baseline.optimal.moments
-        rank = trained.accelerator.process_index
-        torch.save(kept, output / (f"{name}.pt" if rank == 0 else f"{name}-rank{rank}.pt"))
+        found[name] = kept
+    return found
 
 
 # Runs with and without padding, by name: the baseline and its settings.
@@ -123,12 +120,11 @@ PACKING = {
 }
 
 
-def packed(output: Path, model: Path, name: str) -> None:
+def packed(output: Path, model: Path, name: str) -> dict[str, Any]:
     """Three steps on the same rollouts, twice: what is logged, and how many micro-batches had nothing to learn from."""
     baseline, settings = PACKING[name]
     shape = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_completion_length": 24}
     own = {"model": model, "model_init_kwargs": {"dtype": "float32"}, "mask_truncated_completions": True}
-    output.mkdir(exist_ok=True)
     found = {}
     for packing in ("auto", "none"):
         given = {"max_steps": 3, "packing": packing, "optim": "sgd", "learning_rate": 0.1, **shape, **own, **settings}
@@ -139,17 +135,10 @@ def packed(output: Path, model: Path, name: str) -> None:
             empty.append(not rows["completion_mask"].any()) or loss(model, rows, **kwargs)
         )
         trained.train()
-        rank, method = trained.accelerator.process_index, str(trained.packing)
-        found[packing] = {"logs": trained.state.log_history, "empty": sum(empty), "method": method}
-    torch.save(found, output / f"rank{rank}.pt")
+        found[packing] = {"logs": trained.state.log_history, "empty": sum(empty), "method": str(trained.packing)}
+    return found
 
 
-if __name__ == "__main__":
-    no_shared_memory()
-    what, folder, path, *rest = sys.argv[1:]
-    if what == "server":
-        against_a_server(Path(folder), Path(path), rest[0], rest[1:])
-    else:
-        for kind in rest:
-            (packed if kind in PACKING else resumed)(Path(folder) / kind, Path(path), kind)
-    leave(0)
+def runs(folder: str, model: str, *names: str) -> dict[str, Any]:
+    """By name what `resumed` and `packed` have found."""
+    return {name: (packed if name in PACKING else resumed)(Path(folder) / name, Path(model), name) for name in names}

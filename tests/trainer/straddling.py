@@ -1,4 +1,4 @@
-"""Run by `test_two_ranks.py` on one or two ranks: trains each baseline on given rollouts and saves the advantages.
+"""Called by `test_two_ranks.py` on one or two ranks: trains each baseline on given rollouts and returns the advantages.
 
 Beside that, what else the ranks must agree on: a KL loss of our own, the noise of the gradient, and when to stop.
 
@@ -8,19 +8,15 @@ make one group straddle the ranks.
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-from basis_rl.__main__ import leave
 from basis_rl.baselines import BASELINES, BatchMean, Rloo
 from basis_rl.samplers import Dynamic, Frontier
-from basis_rl.trainer import trainer as trainer_module
 from examples.custom_objective import simple
 from tests.support.tiny import Keeps, Tokenwise, named_baseline, sums, tiny_trainer
 
@@ -167,7 +163,7 @@ FEW = ["rloo", "basis", "otb", "ppo", "remax", "bv_blend", "tokenwise", "targete
 REST = [name for name in BASELINES if name not in FEW]
 
 
-def main(output: Path, model: str, ranks: int, names: list[str]) -> None:
+def main(output: Path, model: str, ranks: int, names: list[str]) -> tuple[dict, dict]:
     """Train with the baselines `names`; what else there is is done beside `FEW`."""
     results = {}
     for name in names:
@@ -187,22 +183,12 @@ def main(output: Path, model: str, ranks: int, names: list[str]) -> None:
             }
             for batch, advantages in trainer.kept
         ]
-    rank = trainer.accelerator.process_index
-    others = {}
-    if names == FEW:
-        stopped = train(output, model, ranks, "rloo", Stopped, max_steps=4)
-        others = {
-            "losses": losses(output, model, ranks),
-            "noise": noise(output, model, ranks),
-            "refilled": refilled(output, model, ranks),
-            "stopped": stopped.state.global_step,
-        }
-    torch.save((results, others), output / f"rank{rank}.pt")
-
-
-if __name__ == "__main__":
-    # As in tests/conftest.py: the garbage collection and the plot take most of a short run's time.
-    gc.freeze()
-    trainer_module.plot_training = lambda *args, **kwargs: None
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:])
-    leave(0)
+    if names != FEW:
+        return results, {}
+    stopped = train(output, model, ranks, "rloo", Stopped, max_steps=4)
+    return results, {
+        "losses": losses(output, model, ranks),
+        "noise": noise(output, model, ranks),
+        "refilled": refilled(output, model, ranks),
+        "stopped": stopped.state.global_step,
+    }

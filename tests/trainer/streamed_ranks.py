@@ -1,21 +1,17 @@
-"""Run by `test_stream_ranks.py`, on several ranks or one: trains on a stream and keeps what each rank saw."""
+"""Called by `test_stream_ranks.py`, on several ranks or one: trains on a stream and returns what each rank saw."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from basis_rl.__main__ import leave
 from basis_rl.run import errors
 from basis_rl.trainer import conversation
 from tests.support import tooled
-from tests.support.ranks import no_shared_memory
 from tests.support.served import trainer
 from tests.support.tiny import Keeps, parity_reward
 from tests.trainer.sharded import OnCpus
@@ -83,7 +79,7 @@ def with_tools(output: Path, model: Path, url: str, ranks: int):
     return tooled.trainer(output, "otb", cls=ToolsOnCpus, model=model, **given)
 
 
-def main(output: Path, model: Path, url: str, ranks: int, name: str, resumed: str | None) -> None:
+def main(output: Path, model: Path, url: str, ranks: int, name: str, resumed: str | None = None) -> dict[str, Any]:
     if name == "tools":
         trained = with_tools(output / name, model, url, ranks)
     else:
@@ -100,7 +96,7 @@ def main(output: Path, model: Path, url: str, ranks: int, name: str, resumed: st
     if not raised:
         trained.save_model(str(output / name / "saved"))
     parameter = next(trained.model.parameters())
-    found = {
+    return {
         "kept": trained.kept,
         "raised": raised,
         "stopped": trained.stop_on_signal.stopped,
@@ -111,14 +107,3 @@ def main(output: Path, model: Path, url: str, ranks: int, name: str, resumed: st
         "sharded": hasattr(parameter, "ds_tensor") or hasattr(parameter, "full_tensor"),
         "talks": hasattr(trained.vllm_generation, "vllm_client"),
     }
-    torch.save(found, output / f"{name}-rank{trained.accelerator.process_index}.pt")
-
-
-if __name__ == "__main__":
-    no_shared_memory()
-    folder, path, address, number, *names = sys.argv[1:]
-    for word in names:
-        # ``name`` or ``name:checkpoint``
-        what, _, start = word.partition(":")
-        main(Path(folder), Path(path), address, int(number), what, start or None)
-    leave(0)

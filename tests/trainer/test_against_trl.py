@@ -17,32 +17,32 @@ def trl_config(ours, objective):
     return GRPOConfig(**{name: value for name, value in vars(ours).items() if name in names}, **own)
 
 
+def trained(cls, args, *rewards, **given):
+    # A path: with beta > 0 TRL loads the reference model from it.
+    trainer = cls(given.pop("model"), [*rewards] or parity_reward, args, sums(), **given)
+    trainer.train()
+    return trainer
+
+
+def assert_same_trace(theirs, ours, rel=0.0, atol=1e-6, of_gradient=None):
+    assert len(theirs) == len(ours) > 0
+    assert any(gradient.abs().max() > 1e-4 for _, gradient in theirs), "a trace of zeros would prove nothing"
+    for (loss, gradient), (own_loss, own_gradient) in zip(theirs, ours, strict=True):
+        assert own_loss == pytest.approx(loss, rel=rel, abs=atol)
+        torch.testing.assert_close(own_gradient, gradient, rtol=rel, atol=of_gradient or atol)
+
+
 @pytest.mark.parametrize("objective", ["grpo", "gspo", "dr_grpo", "dapo"])
 @pytest.mark.parametrize(("beta", "packing"), [(0.0, "auto"), (0.04, "auto"), (0.04, "none")])
 def test_loss_and_gradients_equal_trl(objective, beta, packing, tmp_path, tiny_path):
     settings = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "packing": packing}
-    ours_config = config(tmp_path, max_steps=4, beta=beta, **settings)
-    traces = []
-    for cls, args, extra in (
-        (TracedTrl, trl_config(ours_config, objective), {}),
-        (TracedBasis, ours_config, {"baseline": "grpo", "objective": objective}),
-    ):
-        trainer = cls(
-            model=str(tiny_path),  # a path: with beta > 0 TRL loads the reference model from it
-            reward_funcs=parity_reward,
-            args=args,
-            train_dataset=sums(),
-            **extra,
-        )
-        trainer.train()
-        traces.append(trainer.trace)
-    theirs, ours = traces
-    assert len(theirs) == len(ours) == 4
-    assert any(abs(loss) > 1e-4 for loss, _ in theirs), "a trace of zeros would prove nothing"
-    for (loss, gradient), (own_loss, own_gradient) in zip(theirs, ours, strict=True):
-        assert own_loss == pytest.approx(loss, rel=0, abs=1e-6)
-        assert gradient.abs().max() > 0
-        torch.testing.assert_close(own_gradient, gradient, rtol=0, atol=1e-6)
+    args = config(tmp_path, max_steps=4, beta=beta, **settings)
+    theirs = trained(TracedTrl, trl_config(args, objective), model=str(tiny_path))
+    ours = trained(TracedBasis, args, model=str(tiny_path), baseline="grpo", objective=objective)
+    assert len(ours.trace) == 4
+    assert any(abs(loss) > 1e-4 for loss, _ in theirs.trace)
+    assert all(gradient.abs().max() > 0 for _, gradient in theirs.trace)
+    assert_same_trace(theirs.trace, ours.trace)
 
 
 def short_is_good(completion_ids, **kwargs):
@@ -51,23 +51,15 @@ def short_is_good(completion_ids, **kwargs):
 
 
 def test_weighted_and_missing_rewards_equal_trl(tmp_path, tiny_path):
-    ours_config = config(tmp_path, reward_weights=[0.7, 2.0])
-    theirs_config = trl_config(ours_config, "dapo")
-    theirs_config.reward_weights = [0.7, 2.0]
-    traces = []
-    for cls, args, extra in ((TracedTrl, theirs_config, {}), (TracedBasis, ours_config, {"baseline": "grpo"})):
-        trainer = cls(
-            model=str(tiny_path), reward_funcs=[parity_reward, short_is_good], args=args, train_dataset=sums(), **extra
-        )
-        trainer.train()
-        logged = trainer.state.log_history[0]
-        traces.append((trainer.trace, logged["reward"], list(trainer._logs["advantages"])))
-    (theirs, reward_a, advantages_a), (ours, reward_b, advantages_b) = traces
-    assert reward_a == reward_b
-    assert advantages_b == pytest.approx(advantages_a, abs=1e-5)
-    assert any(a != 0 for a in advantages_a)
-    for (loss_a, _), (loss_b, _) in zip(theirs, ours, strict=True):
-        assert loss_b == pytest.approx(loss_a, rel=0, abs=1e-6)
+    args = config(tmp_path, reward_weights=[0.7, 2.0])
+    of_trl = trl_config(args, "dapo")
+    of_trl.reward_weights = [0.7, 2.0]
+    functions = (parity_reward, short_is_good)
+    theirs = trained(TracedTrl, of_trl, *functions, model=str(tiny_path))
+    ours = trained(TracedBasis, args, *functions, model=str(tiny_path), baseline="grpo")
+    assert ours.state.log_history[0]["reward"] == theirs.state.log_history[0]["reward"]
+    assert list(ours._logs["advantages"]) == pytest.approx(list(theirs._logs["advantages"]), abs=1e-5)
+    assert_same_trace(theirs.trace, ours.trace, of_gradient=1e-5)
 
 
 SCALES = [{"scale_rewards": "none"}, {"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}]
@@ -80,17 +72,11 @@ def length_reward(completion_ids, **kwargs):
 @pytest.mark.parametrize("settings", SCALES, ids=lambda each: next(iter(each.values())))
 def test_trls_own_scales_train_the_same(settings, tmp_path, tiny_path):
     """A configuration of TRL's as it is, arguments by position; the baseline is the one that is equal."""
-    ours = config(tmp_path, loss_type="grpo")
-    theirs = trl_config(ours, "grpo")
+    args = config(tmp_path, loss_type="grpo")
     found = []
-    for kind, args in ((TracedTrl, theirs), (TracedBasis, ours)):
+    for cls, given in ((TracedTrl, trl_config(args, "grpo")), (TracedBasis, args)):
         for key, value in settings.items():
-            setattr(args, key, value)
-        trainer = kind(str(tiny_path), [parity_reward, length_reward], args, sums(), None)
-        if kind is TracedBasis:
-            assert trainer.objective.loss_type == args.loss_type
-        trainer.train()
-        found.append(trainer.trace)
-    for (loss, gradient), (own_loss, own_gradient) in zip(*found, strict=True):
-        assert own_loss == pytest.approx(loss, rel=1e-4, abs=1e-5)
-        torch.testing.assert_close(own_gradient, gradient, rtol=1e-3, atol=1e-5)
+            setattr(given, key, value)
+        found.append(trained(cls, given, parity_reward, length_reward, model=str(tiny_path)))
+    assert found[1].objective.loss_type == args.loss_type
+    assert_same_trace(found[0].trace, found[1].trace, 1e-3, 1e-5)

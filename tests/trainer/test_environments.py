@@ -189,43 +189,31 @@ def test_a_name_or_a_parameter_that_is_wrong_is_told(named, params, message):
         build_environment(named, params)
 
 
+def build(folder, environment, baseline="rloo", **given):
+    """A trainer without a dataset and without reward functions."""
+    own = {"train_dataset": None, "reward_funcs": None, "processing_class": tooled.tokenizer()}
+    shape = {"num_generations": 1, "max_steps": 1, "steps_per_generation": 1, **given}
+    return tiny_trainer(folder, baseline, Keeps, environment_factory=environment, **own, **shape)
+
+
 @pytest.mark.parametrize("sampler", ["uniform", "frontier"])
 def test_seeds_are_problems_that_beliefs_and_samplers_know(sampler, tmp_path):
-    """No dataset and no prompts: each seed has an id, which its rollouts of later steps have too."""
-    own = {
-        "train_dataset": None,
-        "reward_funcs": None,
-        "processing_class": tooled.tokenizer(),
-        "prompt_sampler": sampler,
-    }
-    settings = {"num_generations": 1, "max_steps": 2, "steps_per_generation": 1}
-    trainer = tiny_trainer(tmp_path, BasisHistory(), Keeps, environment_factory=Hidden, **own, **settings)
-    known = {row_id({"seed": seed}, trainer.reads) for seed in range(1000)}
+    """No dataset and no prompts: each seed has an id, which its rollouts of later steps have too, and a text."""
+    baseline = BasisHistory(prior="text")
+    trainer = build(tmp_path, Hidden, baseline, prompt_sampler=sampler, max_steps=2)
     trainer.train()
     drawn = [name for batch, _ in trainer.kept for name in batch.prompt_ids]
+    texts = [text for batch, _ in trainer.kept for text in batch.prompt_texts]
+    seeds = [int(re.fullmatch(r"Find number (\d+)\.", text)[1]) for text in texts]
+    assert drawn == [row_id({"seed": seed}, trainer.reads) for seed in seeds]
     assert len(drawn) == len(set(drawn)) == 16
-    assert set(drawn) <= known
-    assert set(drawn) <= set(trainer.baseline._row)
+    assert set(drawn) <= set(baseline._row)
+    assert set(drawn) <= set(baseline.text_prior._met)
     assert trainer.state.log_history[-2]["sampler/coverage"] == pytest.approx(16 / 1000)
 
 
-def test_texts_of_prompts_that_an_environment_makes_reach_the_belief(tmp_path):
-    own = {"train_dataset": None, "reward_funcs": None, "processing_class": tooled.tokenizer()}
-    settings = {"num_generations": 1, "max_steps": 1, "steps_per_generation": 1}
-    baseline = BasisHistory(prior="text")
-    trainer = tiny_trainer(tmp_path, baseline, Keeps, environment_factory=Hidden, **own, **settings)
-    trainer.train()
-    ((batch, _),) = trainer.kept
-    assert all(re.fullmatch(r"Find number \d+\.", text) for text in batch.prompt_texts)
-    seeds = [int(re.search(r"\d+", text)[0]) for text in batch.prompt_texts]
-    assert batch.prompt_ids == [row_id({"seed": seed}, trainer.reads) for seed in seeds]
-    assert set(baseline.text_prior._met) == set(batch.prompt_ids)
-
-
 def test_problems_that_an_environment_draws_itself_have_the_ids_of_their_prompts(tmp_path):
-    own = {"train_dataset": None, "reward_funcs": None, "processing_class": tooled.tokenizer()}
-    settings = {"num_generations": 1, "max_steps": 1, "steps_per_generation": 1}
-    trainer = tiny_trainer(tmp_path, BasisHistory(), Keeps, environment_factory=Own, **own, **settings)
+    trainer = build(tmp_path, Own, BasisHistory())
     assert trainer.draws_problems
     Own.drawn = 0
     trainer.train()
@@ -258,12 +246,11 @@ def test_a_plan_without_an_environment_plays_nothing(tmp_path):
 
 
 def test_a_resume_tells_of_another_environment(tmp_path, capsys):
-    own = {"train_dataset": None, "reward_funcs": None, "processing_class": tooled.tokenizer()}
-    settings = {"save_strategy": "steps", "save_steps": 1, "steps_per_generation": 1}
+    settings = {"save_strategy": "steps", "save_steps": 1, "num_generations": 4}
 
     def trainer(size, steps):
         made = build_environment(f"{__name__}:Hidden", {"size": size})
-        return tiny_trainer(tmp_path, "rloo", environment_factory=made, max_steps=steps, **own, **settings)
+        return build(tmp_path, made, max_steps=steps, **settings)
 
     trainer(3, 1).train()
     trainer(4, 2).train(resume_from_checkpoint=True)

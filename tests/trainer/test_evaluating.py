@@ -2,22 +2,18 @@
 
 import itertools
 import json
-import random
 from collections import defaultdict
 
-import numpy as np
 import pytest
 import torch
-import yaml
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler
 from trl.trainer.utils import RepeatSampler
 
 from basis_rl.cli.main import main
 from basis_rl.data import DataArguments, load_prompts
-from basis_rl.rewards import MathVerifyReward
 from basis_rl.trainer.logs import EvalScores
-from basis_rl.trainer.random_numbers import random_numbers_kept
+from tests.cli.conftest import recipe as recipe
 from tests.support.tiny import DEVICE, flat, parity_reward, sums, tiny_model, tiny_trainer
 
 
@@ -52,24 +48,6 @@ def test_passes_are_of_right_and_wrong_rollouts_only():
     assert set(scores.take(2, 1)) == {"reward", "avg@2"}
     scores.add(torch.tensor([1.0]))
     assert set(scores.take(1, 1)) == {"reward", "avg@1"}
-
-
-def test_random_numbers_are_put_back():
-    def draw():
-        return random.random(), float(np.random.rand()), float(torch.rand(()))
-
-    def seeded():
-        random.seed(1)
-        np.random.seed(1)
-        torch.manual_seed(1)
-
-    seeded()
-    expected = draw()
-    seeded()
-    with random_numbers_kept(torch.device("cpu")):
-        assert draw() == expected
-        draw()
-    assert draw() == expected
 
 
 @pytest.mark.parametrize(
@@ -138,52 +116,30 @@ def test_each_set_has_its_average_under_its_name(tmp_path):
         assert trainer._metrics[place]["noted"] == [1.0 + mode]
 
 
-def test_golds_and_columns_of_evaluation_sets_are_checked_before_training(tmp_path):
-    def build(dataset, reward):
-        own = {"reward_funcs": reward, "eval_dataset": {"mine": dataset}}
-        return tiny_trainer(tmp_path, eval_strategy="steps", eval_steps=1, **own)
-
-    broken = sums(2).map(lambda row, i: {**row, "solution": row["solution"] if i else ""}, with_indices=True)
-    with pytest.raises(ValueError, match="1 of 2 golds do not verify"):
-        build(broken, MathVerifyReward())
-    with pytest.raises(ValueError, match=r"reads the columns \['solution'\]; the evaluation set has"):
-        build(sums(2).remove_columns("solution"), MathVerifyReward())
-
-
-@pytest.fixture
-def recipe(tmp_path, tiny_path):
-    mine = tmp_path / "mine.json"
-    mine.write_text(json.dumps([{"problem": f"{i} + 1 =", "answer": i + 1, "level": i % 2} for i in range(5)]))
-    settings = {
-        "model_name_or_path": str(tiny_path),
-        "output_dir": str(tmp_path / "out"),
-        "dataset_name": "reasoning_gym:chain_sum",
-        "dataset_kwargs": {"size": 64, "seed": 0, "max_terms": 2, "max_digits": 1},
-        "prompt_template": "{prompt}",
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "eval_benchmarks": [str(mine)],
-        "max_eval_samples": 4,
-        "num_generations_eval": 2,
-        "per_device_eval_batch_size": 4,
-        "test_fraction": 0.2,
-        "max_completion_length": 6,
-        "baseline": "batch_mean",
-        "num_generations": 1,
-        "per_device_train_batch_size": 8,
-        "max_steps": 1,
-        "use_cpu": DEVICE == "cpu",
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "save_strategy": "no",
-        "report_to": "none",
-    }
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(settings))
-    return str(path)
+OWN = {
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+    "eval_benchmarks": ["mine.json"],
+    "max_eval_samples": 4,
+    "num_generations_eval": 2,
+    "per_device_eval_batch_size": 4,
+    "test_fraction": 0.2,
+    "baseline": "batch_mean",
+    "objective": None,
+    "num_generations": 1,
+    "steps_per_generation": None,
+    "max_steps": 1,
+    "use_cpu": DEVICE == "cpu",
+}
 
 
-def test_a_recipe_measures_its_benchmarks_and_names_problems_that_are_trained_on(recipe, tmp_path, capsys, caplog):
+def test_a_recipe_measures_its_benchmarks_and_names_problems_that_are_trained_on(
+    recipe, tmp_path, capsys, caplog, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    mine = [{"problem": f"{i} + 1 =", "answer": i + 1, "level": i % 2} for i in range(5)]
+    (tmp_path / "mine.json").write_text(json.dumps(mine))
+    recipe = recipe()
     same = '{"size": 64, "seed": 0, "max_terms": 2, "max_digits": 1}'
     data = DataArguments("reasoning_gym:chain_sum", dataset_kwargs=same, prompt_template="{prompt}", test_fraction=0.2)
     rows = load_prompts(data, conversational=False).select(range(4))

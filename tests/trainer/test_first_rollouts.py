@@ -10,7 +10,7 @@ from basis_rl.rewards import ChoiceReward, ExactReward, MathVerifyReward
 from basis_rl.run.errors import RewardFailed
 from basis_rl.trainer.first_rollouts import FIRST, Rollout, explanation, reads_boxes
 from tests.cli.conftest import recipe as recipe
-from tests.support.tiny import parity_reward, tiny_trainer
+from tests.support.tiny import flat, parity_reward, tiny_trainer
 
 OWN = {
     "output_dir": "out",
@@ -101,9 +101,11 @@ def no_score(completions, **kwargs):
 def test_a_run_without_any_score_stops_with_the_reason(steps, ends, tmp_path):
     """After 64 rollouts, of which two steps train 16; a shorter run at its end."""
     trainer = tiny_trainer(tmp_path, reward_funcs=no_score, max_steps=steps)
+    before = flat(trainer.model.parameters()).clone()
     with pytest.raises(RewardFailed, match="no function scored a rollout"):
         trainer.train()
-    assert trainer.state.global_step <= ends
+    assert 0 < trainer.state.global_step <= ends
+    assert before.equal(flat(trainer.model.parameters())), "the policy has not moved"
 
 
 @pytest.mark.parametrize("stop", ["stop_strings", None])

@@ -83,9 +83,14 @@ CASES = {
 }
 
 
+WITH_LORA = ("one step of a batch", "two passes", "padded", "checkpointing")
+
+
 # A policy of many layers tells the energies of whole rollouts in an inner one.
-@pytest.mark.parametrize(("lora", "layers", "layer"), [(True, 1, None), (False, 11, 9)])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "lora", "layers", "layer"),
+    [*((case, False, 11, 9) for case in CASES), *((case, True, 1, None) for case in WITH_LORA)],
+)
 def test_energies_are_the_squared_gradients_of_each_token(case, lora, layers, layer, tmp_path):
     settings = {"max_steps": 2, "num_generations": 1, "learning_rate": 1e-30, **CASES[case]}
     peft_config = LoraConfig(target_modules=["q_proj"], init_lora_weights=False) if lora else None

@@ -5,12 +5,13 @@ import torch
 from transformers import modeling_flash_attention_utils as flash_utils
 from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.trainer import attention
-from tests.device.test_gpu_packing import LEAST, SHAPES, WORSE, measured, model_with, packed
+from tests.device.test_gpu_packing import SHAPES, assert_as_exact_as_single_rows
+from tests.support.architectures import small_model
 from tests.support.kernels import HALF, Flash, Varlen
-from tests.support.tiny import DEVICE
-from tests.trainer.test_packed_rows import error, row_by_row, small_rows
+from tests.trainer.test_packed_rows import scores, small_rows
 
 MODELS = ("Qwen3", "Mistral", "Granite")
 FLASH = "flash_attention_reference"
@@ -39,35 +40,27 @@ def flash(monkeypatch):
     return reference
 
 
-def assert_as_exact_as_single_rows(name, case, precision, implementation, kernel):
-    rows = [each.to(DEVICE) for each in small_rows(case)]
-    expected, expected_gradient = measured(row_by_row, model_with(name, "sdpa"), rows)
-    off = {}
-    for side in (row_by_row, packed):
-        model = model_with(name, "sdpa", torch.bfloat16 if precision == "bfloat16" else torch.float32)
-        if side is packed:
-            model.config._attn_implementation = implementation
-        with torch.autocast(DEVICE, torch.bfloat16, enabled=precision == "autocast"):
-            found, gradient = measured(side, model, rows)
-        off[side] = (error(found, expected), error(gradient, expected_gradient))
-    assert kernel.calls == 2, "once in each layer, for all segments"
-    for what, ours, theirs in zip(("scores", "gradient"), off[packed], off[row_by_row], strict=True):
-        assert ours <= max(WORSE * theirs, LEAST), what
-
-
 @pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
 @pytest.mark.parametrize("case", SHAPES)
 @pytest.mark.parametrize("name", MODELS)
-def test_torchs_kernel_is_called_as_it_documents(name, case, precision, varlen):
+@pytest.mark.parametrize("kernel", ["varlen", "flash"])
+def test_kernels_are_called_as_they_and_transformers_document(kernel, name, case, precision, request):
     """Grouped queries, a sliding window, a scale of the scores."""
-    assert_as_exact_as_single_rows(name, case, precision, "sdpa", varlen)
+    reference = request.getfixturevalue(kernel)
+    assert_as_exact_as_single_rows("sdpa" if kernel == "varlen" else FLASH, name, case, precision)
+    assert reference.calls == 2, "once in each layer, for all segments"
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
-@pytest.mark.parametrize("case", SHAPES)
-@pytest.mark.parametrize("name", MODELS)
-def test_flash_attention_is_called_as_transformers_and_the_kernel_document(name, case, precision, flash):
-    assert_as_exact_as_single_rows(name, case, precision, FLASH, flash)
+def test_the_kernel_has_no_dropout_so_a_model_with_one_is_not_given_to_it(varlen):
+    model = small_model("Qwen3", dtype=torch.bfloat16)
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    scores(model, *small_rows())
+    assert not varlen.calls
+    model.eval()
+    scores(model, *small_rows())
+    assert varlen.calls
 
 
 def test_the_reference_refuses_what_a_kernel_would_read_wrongly(varlen):

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from basis_rl.functional.pacing import next_batch
 from basis_rl.trainer import stream
 from basis_rl.trainer.stream import Group, Load, Stream
 
@@ -107,29 +106,6 @@ def test_the_line_says_where_rollouts_are_and_how_old_the_oldest_is():
     assert described([]) == "waiting 30 s, 0/8 prompts: none under way, oldest 0 steps"
     many = [waiting(8, *["server"] * 512, *["environment"] * 100), waiting(6, there=64)]
     assert len(described(many, seconds=1800.0)) <= 96
-
-
-def test_a_rollout_begins_as_many_batches_before_its_use_as_are_in_flight():
-    """What `check` says of the mean age, whatever the order in which rollouts end."""
-    drawn = random.Random(1)
-    for batches, most in ((1, 1), (2, 4), (3, 8)):
-        size = 4
-        groups = [(0, drawn.random()) for _ in range(size * batches)]
-        ages = []
-        for number in range(400):
-            # They end in random order, and all of them if nothing else makes a batch.
-            groups.sort(key=lambda each: each[1])
-            for ready in range(size, len(groups) + 1):
-                left = [most - (number - begun) for begun, _ in groups]
-                found = next_batch(left[:ready], left[ready:], size)
-                if found is not None:
-                    break
-            taken = [groups[index] for index in found]
-            ages += [number - begun for begun, _ in taken]
-            groups = [each for each in groups if each not in taken]
-            groups += [(number, number + 4 * drawn.random()) for _ in range(size)]
-        assert max(ages) <= most
-        assert sum(ages[100:]) / len(ages[100:]) == pytest.approx(batches, rel=0.03)
 
 
 def metrics_of(rollouts, step, others=()):

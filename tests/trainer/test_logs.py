@@ -2,21 +2,18 @@
 
 import json
 import math
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pandas
 import pytest
 from accelerate import Accelerator
-from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config
 from trl.trainer.utils import compute_flops_per_token
 
-from basis_rl.engine.generation import Generation
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.logs import StepMeans, distinct
 from basis_rl.trainer.step_time import StepTimer
-from tests.support.tiny import parity_reward, sums, tiny_model, tiny_trainer
+from tests.support.tiny import parity_reward, sums, tiny_trainer
 
 
 @pytest.fixture
@@ -100,20 +97,6 @@ def test_an_infinite_metric_is_no_number_in_json(calls, tmp_path):
     lines = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["ratio"] for line in lines if "ratio" in line] == [None, 0.5]
     json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text(), parse_constant=refuse)
-
-
-@pytest.mark.parametrize("reference", [True, False])
-def test_vllm_gets_the_names_of_the_model_and_no_others(reference):
-    base = tiny_model()
-    expected = {name for name, _ in base.named_parameters()}
-    lora = LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens"])
-    model = get_peft_model(base, lora)
-    if reference:  # as TRL makes it where an adapter goes on to be trained with beta
-        model.add_adapter("ref", lora)
-    engine = object.__new__(Generation)
-    engine.model, engine.accelerator = model, SimpleNamespace(device="cpu")
-    engine._dist = SimpleNamespace(is_fsdp=False, gather_params=lambda parameters: nullcontext())
-    assert {name for name, _ in engine._iter_named_params()} == expected
 
 
 def test_means_of_a_step_are_those_of_its_tokens():

@@ -5,12 +5,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 from peft import LoraConfig
-from trl import GRPOTrainer
 
 from basis_rl.baselines import ReinforcePP
 from basis_rl.functional.objectives import OF_LOSS_TYPE, kl_estimate
 from basis_rl.objectives import OBJECTIVES, LossOutputs, TrlObjective, objective
-from basis_rl.run.seams import attributes
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.loss import without_old_log_probs
 from tests.support.loss_run import FakeRun, micro_batch
@@ -236,29 +234,6 @@ def test_a_failed_scoring_pass_leaves_nothing_behind():
         run.loss(micro_batch())
     assert run.beta == run.args.beta == 0.3
     assert run._scored is None
-
-
-def test_own_objective_in_training_is_trls_of_the_same_formula(tmp_path, tiny_path):
-    """Several updates a batch, so that ratios move; TRL's `dapo` through TRL's own code beside each loss."""
-    seen = []
-
-    class AsTrl(BasisTrainer):
-        def compute_loss(self, model, inputs, **kwargs):
-            parameters = list(model.parameters())
-            loss = super().compute_loss(model, inputs, **kwargs)
-            with attributes(self, loss_type="dapo"):
-                expected = GRPOTrainer._compute_loss(self, model, inputs)
-            gradients = [torch.autograd.grad(each, parameters, retain_graph=True) for each in (loss, expected)]
-            seen.append(((loss.detach(), *gradients[0]), (expected.detach(), *gradients[1])))
-            return loss
-
-    settings = {"beta": 0.1, "entropy_coef": 0.01, "num_iterations": 3, "gradient_accumulation_steps": 2}
-    build(AsTrl, tmp_path, tiny_path, objective=ppo("token_mean"), max_steps=6, **settings).train()
-    assert len(seen) == 12
-    for found, expected in seen:
-        assert max(gradient.abs().max() for gradient in expected[1:]) > 0
-        for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])

@@ -80,7 +80,9 @@ def test_rows_that_never_train_are_named(rows, shuffled, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("lacks", ["tokenizer", "bytes", "weights"])
-def test_a_folder_that_lacks_a_part_of_the_model_is_refused_before_it_is_loaded(lacks, tmp_path, monkeypatch):
+def test_a_folder_that_lacks_a_part_of_the_model_is_refused_before_it_is_loaded(
+    lacks, tmp_path, tiny_path, monkeypatch
+):
     tokenizer = tiny_tokenizer()
     tiny_model(tokenizer).save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
@@ -89,13 +91,10 @@ def test_a_folder_that_lacks_a_part_of_the_model_is_refused_before_it_is_loaded(
         weights.write_bytes(weights.read_bytes()[:-100])
     if lacks == "weights":
         weights.unlink()
+    check_saved(str(tiny_path))
     words = {"tokenizer": "has no tokenizer", "bytes": "model.safetensors in .* cut off", "weights": "holds no weights"}
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
     with pytest.raises(ValueError, match=words[lacks]):
         load_by_name(str(tmp_path), None, False)
     with pytest.raises(ValueError, match=words[lacks]):
         BasisTrainer(str(tmp_path), parity_reward, config(tmp_path / "run"), sums())
-
-
-def test_a_whole_folder_passes(tiny_path):
-    check_saved(str(tiny_path))

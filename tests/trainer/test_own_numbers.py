@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from basis_rl.trainer.random_numbers import OwnNumbers
+from basis_rl.trainer.random_numbers import OwnNumbers, random_numbers_kept
 from tests.support import tooled
 from tests.support.tiny import DEVICE, parity_reward, sums, tiny_trainer
 
@@ -42,6 +42,17 @@ def test_foreign_draws_are_new_ones_each_time_and_the_policys_go_on():
         assert draw()[1:] not in found
     assert found == expected
     assert len(set(foreign)) == len(foreign), "also where the policy draws nothing in between"
+
+
+@pytest.mark.gpu
+def test_random_numbers_are_put_back():
+    reset()
+    expected = draw()
+    reset()
+    with random_numbers_kept(torch.device(DEVICE)):
+        assert draw() == expected
+        draw()
+    assert draw() == expected
 
 
 @pytest.mark.parametrize("kind", ["function", "coroutine"])

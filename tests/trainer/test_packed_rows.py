@@ -1,6 +1,5 @@
 """Rows scored without padding: as a plain loop over single rows, whatever the model, objective, baseline or wrapper."""
 
-import itertools
 import json
 import math
 from contextlib import suppress
@@ -8,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -18,11 +16,13 @@ from basis_rl.functional.objectives import importance_weights
 from basis_rl.functional.packing import pack_rows
 from basis_rl.objectives import OBJECTIVES
 from basis_rl.run.errors import RewardFailed
-from basis_rl.trainer import BasisTrainer, attention
+from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer import attention as attention_of
 from basis_rl.trainer.attention import attention_name, let_through_packed_rows
 from basis_rl.trainer.packing import Method, Scorer, enable_packing, positions_of, reordered
 from tests.functional.test_pack_rows import EVERY, given, rows_of, visible
 from tests.support.architectures import ARCHITECTURES, VOCABULARY, WITHOUT_DROPOUT, small_model
+from tests.support.kernels import Varlen
 from tests.support.tiny import DEVICE, config, tiny_model, tiny_trainer
 
 # What the table of docs/packing.md says of the others.
@@ -48,13 +48,14 @@ def small_rows(case="groups below a system message"):
 def row_by_row(model, ids, mask, scored):
     """Log-probabilities and entropies ``(B, L - 1)`` of scored tokens from the model's plain forward of single rows."""
     wide = torch.promote_types(model.dtype, torch.float32)
+    # Learnt prompts, which have logits as well, are left out.
     found = torch.zeros(2, ids.shape[0], ids.shape[1] - 1, dtype=wide, device=ids.device)
     for row in range(len(ids)):
         columns = mask[row].nonzero()[:, 0]
         wanted = scored[row, columns[1:]].bool()
         if not wanted.any():
             continue
-        logits = model(input_ids=ids[row, columns][None], use_cache=False).logits[0, :-1].to(wide)
+        logits = model(input_ids=ids[row, columns][None], use_cache=False).logits[0, -len(columns) : -1].to(wide)
         log_probs = logits.log_softmax(dim=-1)
         of_token = log_probs.gather(1, ids[row, columns[1:]][:, None])[:, 0]
         entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
@@ -82,32 +83,40 @@ def error(found, expected):
     return float((found - expected).norm() / expected.norm())
 
 
-# Each segment alone, all in one padded call, and by the kernel of a GPU.
-WAYS = [(name, None, way) for name in PACKED for way in ("alone", "padded")]
-WAYS += [(name, "eager", way) for name in EAGER_TOO for way in ("alone", "padded")]
-WAYS += [(name, None, "kernel") for name in ("Llama", "Mistral", "Qwen2", "Gemma3", "Granite", "GPT-2", "Phi3")]
+def assert_scores_and_gradients(model, expected, exact):
+    """`expected`: by rows their scores and the gradient."""
+    for rows, of_rows, gradient in expected:
+        *found, method = scores(model, *rows)
+        for ours, theirs in zip(found, of_rows, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=EXACT if exact else max(EXACT, 1e-6))
+        assert error(gradients(model, *found), gradient) < (1e-6 if exact else 1e-4)
+    return str(method)
 
 
-@pytest.mark.parametrize("case", SHAPES)
-@pytest.mark.parametrize(("name", "attention", "way"), WAYS)
-def test_architectures_give_the_scores_of_single_rows(name, attention, way, case, monkeypatch, request):
-    monkeypatch.setattr("basis_rl.trainer.attention.SHORT", 10**9 if way == "padded" else 0)
-    kernel = request.getfixturevalue("varlen") if way == "kernel" else None
+KERNEL_TOO = ("Llama", "Mistral", "Qwen2", "Gemma3", "Granite", "GPT-2", "Phi3")
+WAYS = [(name, None) for name in PACKED] + [(name, "eager") for name in EAGER_TOO]
+
+
+@pytest.mark.parametrize(("name", "attention"), WAYS)
+def test_architectures_give_the_scores_of_single_rows(name, attention, monkeypatch):
+    """Each segment alone, all in one padded call, and by the kernel of a GPU."""
     model = small_model(name, attention)
     if name in NOISY:
         model.eval()
-    rows = small_rows(case)
-    expected = row_by_row(model, *rows)
-    expected_gradient = gradients(model, *expected)
+    single = [(rows, row_by_row(model, *rows)) for rows in map(small_rows, SHAPES)]
+    expected = [(rows, of_rows, gradients(model, *of_rows)) for rows, of_rows in single]
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    *found, method = scores(model, *rows)
-    assert kernel is None or kernel.types
-    assert str(method) == ("packed" if name in NOISY else "shared")
     # Eager attention has its softmax in float32, and parts of some models compute in it whatever their weights are.
     exact = attention_name(model) != "eager" and name not in IN_FLOAT32
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=EXACT if exact else max(EXACT, 1e-6))
-    assert error(gradients(model, *found), expected_gradient) < (1e-6 if exact else 1e-4)
+    for short in (10**9, 0):
+        monkeypatch.setattr(attention_of, "SHORT", short)
+        assert assert_scores_and_gradients(model, expected, exact) == ("packed" if name in NOISY else "shared")
+    if attention is None and name in KERNEL_TOO and attention_of.varlen_attn is not None:
+        kernel = Varlen(attention_of.varlen_attn, types=(torch.float64,))
+        monkeypatch.setattr(attention_of, "varlen_attn", kernel)
+        monkeypatch.setattr(attention_of, "_has_varlen", lambda *tensors: True)
+        assert_scores_and_gradients(model, expected, exact)
+        assert kernel.calls
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen3", "Gemma3"])
@@ -131,37 +140,6 @@ def test_in_16_bits_packed_rows_are_as_exact_as_single_ones(name):
         assert 0 < ours < 1.5 * theirs
 
 
-class Varlen:
-    """What torch's kernel for a GPU computes, segment by segment, and the types of what it was given."""
-
-    def __init__(self):
-        self.types = set()
-
-    def __call__(self, query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
-        self.types.add((query.dtype, key.dtype, value.dtype))
-        found = []
-        pairs = zip(*(itertools.pairwise(sums.tolist()) for sums in (cu_q, cu_k)), strict=True)
-        for (begin, end), (first, last) in pairs:
-            queries, keys = end - begin, last - first
-            assert queries <= max_q
-            assert keys <= max_k
-            seen = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
-            seen = seen.triu(keys - queries - window_size[0]) if window_size[0] >= 0 else seen
-            rows = [part.transpose(0, 1)[None] for part in (query[begin:end], key[first:last], value[first:last])]
-            result = scaled_dot_product_attention(*rows, attn_mask=seen, scale=scale, enable_gqa=enable_gqa)
-            found.append(result[0].transpose(0, 1))
-        return torch.cat(found)
-
-
-@pytest.fixture
-def varlen(monkeypatch):
-    """The path of a GPU on a CPU: its kernel takes all three tensors in one type."""
-    kernel = Varlen()
-    monkeypatch.setattr(attention, "varlen_attn", kernel)
-    monkeypatch.setattr(attention, "_has_varlen", lambda *tensors: len({tensor.dtype for tensor in tensors}) == 1)
-    return kernel
-
-
 @pytest.mark.parametrize("window", [None, 1, 3, 6, 25])
 @pytest.mark.parametrize("case", ["groups below a system message", "turns in common", "a deep tree", "random"])
 def test_a_token_sees_the_last_ones_of_its_row_within_the_window(case, window):
@@ -169,54 +147,21 @@ def test_a_token_sees_the_last_ones_of_its_row_within_the_window(case, window):
     for rows in given(case):
         packing = pack_rows(*rows, share=True)
         expected = {at: seen[-(window or len(seen)) :] for at, seen in visible(packing).items()}
-        layout = attention.Layout.of(packing.segments[None, None])
-        batch = attention._batch(layout, window, None, torch.device("cpu"))
+        layout = attention_of.Layout.of(packing.segments[None, None])
+        batch = attention_of._batch(layout, window, None, torch.device("cpu"))
         queries, keys = (places.unflatten(0, (len(batch.real), -1)) for places in (batch.queries, batch.keys))
         found = {
             int(queries[segment, query]): keys[segment, batch.mask[segment, 0, query]].tolist()
             for segment, query in batch.real.nonzero().tolist()
         }
         assert found == expected
-        masks = attention._masks(layout, window, None, torch.device("cpu"))
+        masks = attention_of._masks(layout, window, None, torch.device("cpu"))
         found = {}
         for span, spans, mask in zip(layout.queries, layout.keys, masks, strict=True):
             path = torch.tensor([at for each in spans for at in range(each.start, each.stop)])
             seen = torch.ones(len(path), len(path)).tril().bool() if mask is None else mask[0, 0]
             found |= {at: path[own].tolist() for at, own in zip(range(span.start, span.stop), seen, strict=True)}
         assert found == expected
-
-
-def test_under_autocast_the_kernel_is_used_and_gets_one_type(varlen):
-    model = small_model("Qwen3", dtype=torch.float32)
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    with torch.autocast(DEVICE, torch.bfloat16):
-        scores(model, *small_rows())
-    assert varlen.types == {(torch.bfloat16,) * 3}
-
-
-def test_the_kernel_has_no_dropout_so_a_model_with_one_is_not_given_to_it(varlen):
-    model = small_model("Qwen3")
-    for layer in model.model.layers:
-        layer.self_attn.attention_dropout = 0.1
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    scores(model, *small_rows())
-    assert not varlen.types
-    model.eval()
-    scores(model, *small_rows())
-    assert varlen.types
-
-
-@pytest.mark.parametrize("name", PADDED)
-def test_what_cannot_be_packed_is_scored_with_padding_and_says_why(name):
-    model = small_model(name, dtype=torch.float32)
-    rows = small_rows()
-    expected = row_by_row(model, *rows)
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    *found, method = scores(model, *rows)
-    assert str(method) == "padded"
-    assert method.reason
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -245,17 +190,17 @@ def test_columns_of_padding_alone_are_not_computed_and_what_is_found_comes_back_
 
 
 @pytest.mark.parametrize("case", EVERY)
-@pytest.mark.parametrize("packing", ["auto", "none"])
-def test_every_shape_of_a_micro_batch(case, packing):
+def test_every_shape_of_a_micro_batch(case):
     model = small_model("Qwen3")
     rows = small_rows(case)
     expected = row_by_row(model, *rows)
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    *found, method = scores(model, *rows, packing=packing)
-    assert method.packed == (packing == "auto")
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)  # rotary positions are shifted by padding
-    found[0].sum().backward()  # a differentiable zero where nothing is scored
+    for packing in ("auto", "none"):
+        *found, method = scores(model, *rows, packing=packing)
+        assert method.packed == (packing == "auto")
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)  # rotary positions are shifted by padding
+        found[0].sum().backward()  # a differentiable zero where nothing is scored
 
 
 def test_a_table_of_positions_is_read_from_the_mask_on_every_path():
@@ -322,15 +267,14 @@ def test_a_setting_that_packing_does_not_know_falls_back(setting):
     assert setting in method.reason
 
 
-def micro_batch(rows, advantages, old=None):
+def micro_batch(rows, advantages, old):
     ids, mask, scored = rows
     tokens = int((scored.any(dim=0)).sum())
-    given = {
+    return {
         "prompt_ids": ids[:, :-tokens], "prompt_mask": mask[:, :-tokens], "advantages": advantages,
         "completion_ids": ids[:, -tokens:], "completion_mask": scored[:, -tokens:],
-        "num_items_in_batch": scored.sum(),
+        "num_items_in_batch": scored.sum(), "old_per_token_logps": old,
     }  # fmt: skip
-    return given | ({} if old is None else {"old_per_token_logps": old})
 
 
 class RowByRow(BasisTrainer):
@@ -345,32 +289,34 @@ class RowByRow(BasisTrainer):
         return found[0], found[1], None
 
 
-@pytest.mark.parametrize("method", ["shared", "packed", "padded"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_every_objective_has_the_loss_of_single_rows(objective, method, tmp_path):
+def test_every_objective_has_the_loss_of_single_rows(objective, tmp_path):
     rows = small_rows()
+    tokens = int(rows[2].any(dim=0).sum())
     generator = torch.Generator().manual_seed(0)
     advantages = torch.randn(len(rows[0]), generator=generator, dtype=torch.float64).to(DEVICE)
-    found = []
-    for cls in (RowByRow, BasisTrainer):
+    noise = 0.3 * torch.randn(len(rows[0]), tokens, generator=generator, dtype=torch.float64).to(DEVICE)
+    found = {}
+    for method in ("single", "shared", "packed", "padded"):
+        cls = RowByRow if method == "single" else BasisTrainer
         settings = {"packing": "none" if method == "padded" else "auto"}
         trainer = tiny_trainer(tmp_path, "rloo", cls, objective=objective, model=small_model("Qwen3"), **settings)
         trainer.model.double().train()
         trainer.current_gradient_accumulation_steps = 1
         if method == "packed":
             trainer.packing = replace(trainer.packing, shared=False)
-        tokens = int(rows[2].any(dim=0).sum())
-        with torch.no_grad():
-            old = row_by_row(trainer.model, *rows)[0][:, -tokens:]
-        old = old + 0.3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(1), dtype=old.dtype).to(DEVICE)
+        if method == "single":
+            with torch.no_grad():
+                old = row_by_row(trainer.model, *rows)[0][:, -tokens:] + noise
         loss = trainer.compute_loss(trainer.model, micro_batch(rows, advantages, old))
         loss.backward()
-        found.append((loss.detach(), torch.cat([p.grad.flatten() for p in trainer.model.parameters()])))
-    (expected, expected_gradient), (loss, gradient) = found
-    tolerance = 1e-5 if method == "padded" or DEVICE != "cpu" else 1e-7
-    assert abs(loss - expected) <= tolerance * abs(expected).clamp(min=1e-3)
+        found[method] = loss.detach(), torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+    expected, expected_gradient = found.pop("single")
     assert expected_gradient.norm() > 0
-    assert error(gradient, expected_gradient) < 10 * tolerance
+    for method, (loss, gradient) in found.items():
+        tolerance = 1e-5 if method == "padded" or DEVICE != "cpu" else 1e-7
+        assert abs(loss - expected) <= tolerance * abs(expected).clamp(min=1e-3)
+        assert error(gradient, expected_gradient) < 10 * tolerance
 
 
 RUNS = {
@@ -491,34 +437,36 @@ def test_positions_count_tokens():
     assert positions_of(torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]])).tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 2, 2]]
 
 
-@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
-@pytest.mark.parametrize("bounds", [(None, 1.3), (0.8, None), (0.8, 1.3)])
-def test_weights_are_bounded_ratios(mode, bounds):
-    generator = torch.Generator().manual_seed(0)
-    log_probs = -torch.rand(5, 7, generator=generator)
-    sampled = log_probs + 0.3 * torch.randn(5, 7, generator=generator)
-    sampled[1, 2] = float("nan")
-    mask = (torch.rand(5, 7, generator=generator) < 0.7).long()
-    found = importance_weights(log_probs, sampled, mask, mode, *bounds)
-    lowest, highest = bounds[0] or 0.0, bounds[1] or float("inf")
-    for row in range(5):
-        ratios = [
-            1.0 if not mask[row, t] or sampled[row, t].isnan() else float((log_probs - sampled)[row, t].exp())
-            for t in range(7)
-        ]
-        ratios = [float(torch.tensor(ratios).prod())] if mode.startswith("sequence") else ratios
-        for t, ratio in enumerate(ratios):
-            inside = lowest <= ratio <= highest
-            expected = ratio if inside else min(max(ratio, lowest), highest) if "truncate" in mode else 0.0
-            assert float(found[row, t]) == pytest.approx(expected, rel=1e-5)
-
-
+BOUNDED = [
+    (mode, bounds)
+    for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+    for bounds in ((None, 1.3), (0.8, None), (0.8, 1.3))
+]
 REJECTED = [(mode, given) for mode in ("seq_mean_k1", "seq_mask_tis") for given in ((None, 1.02), (0.97, 1.05))]
 REJECTED += [("seq_mean_k3", (None, 0.04)), ("seq_mean_k3", (0.01, 0.04))]
 
 
-@pytest.mark.parametrize(("mode", "bounds"), REJECTED)
-def test_rollouts_are_rejected_by_the_mean_of_a_statistic(mode, bounds):
+def plain_weights(mode, ratios, tokens, lowest, highest):
+    """Of the tokens of a rollout, by the ratios of those that are known."""
+
+    def bounded(ratio):
+        if lowest <= ratio <= highest:
+            return ratio
+        return min(max(ratio, lowest), highest) if "truncate" in mode else 0.0
+
+    if mode.startswith("token"):
+        return [bounded(ratios.get(t, 1.0)) for t in range(tokens)]
+    if mode.startswith("sequence"):
+        return [bounded(math.prod(ratios.values()))] * tokens
+    statistic = math.prod(ratios.values()) ** (1 / max(1, len(ratios)))
+    if mode == "seq_mean_k3":
+        statistic = sum(ratio - 1 - math.log(ratio) for ratio in ratios.values()) / max(1, len(ratios))
+    inside = lowest <= statistic <= highest
+    return [inside * (ratios.get(t, 1.0) if mode == "seq_mask_tis" else 1.0) for t in range(tokens)]
+
+
+@pytest.mark.parametrize(("mode", "bounds"), BOUNDED + REJECTED)
+def test_weights_are_bounded_ratios_or_those_of_rollouts_that_are_not_rejected(mode, bounds):
     generator = torch.Generator().manual_seed(0)
     log_probs = -torch.rand(40, 7, generator=generator).double()
     sampled = log_probs + 0.3 * torch.randn(40, 7, generator=generator).double()
@@ -526,21 +474,14 @@ def test_rollouts_are_rejected_by_the_mean_of_a_statistic(mode, bounds):
     mask = (torch.rand(40, 7, generator=generator) < 0.7).long()
     mask[5] = 0
     found = importance_weights(log_probs, sampled, mask, mode, *bounds).expand(40, 7)
-    lowest, highest = bounds[0] or 0.0, bounds[1] or float("inf")
     kept = 0
     for row in range(40):
         ratios = {t: math.exp(log_probs[row, t] - sampled[row, t]) for t in range(7) if mask[row, t]}
         ratios = {t: ratio for t, ratio in ratios.items() if not math.isnan(ratio)}
-        values = [ratio - 1 - math.log(ratio) for ratio in ratios.values()]
-        statistic = sum(values) / max(1, len(values))
-        if mode != "seq_mean_k3":
-            statistic = math.prod(ratios.values()) ** (1 / max(1, len(ratios)))
-        inside = lowest <= statistic <= highest
-        kept += inside
-        for t in range(7):
-            expected = ratios.get(t, 1.0) if mode == "seq_mask_tis" else 1.0
-            assert float(found[row, t]) == pytest.approx(expected * inside)
-    assert 5 < kept < 35
+        expected = plain_weights(mode, ratios, 7, bounds[0] or 0.0, bounds[1] or math.inf)
+        assert found[row].tolist() == pytest.approx(expected, rel=1e-5)
+        kept += any(expected)
+    assert 5 < kept < 35 or (mode, bounds) not in REJECTED
 
 
 def test_the_engine_as_the_old_policy_leaves_no_weights():

@@ -178,6 +178,7 @@ def test_a_table_must_know_every_prompt_and_fit_the_run(tmp_path, tiny_path):
         ({"vllm_importance_sampling_mode": "seq_mean"}, "seq_mean_k1, .* got 'seq_mean'"),
         ({"rollouts": "ahead"}, "rollouts must be one of sync, stream, got 'ahead'"),
         ({"max_staleness": -1}, "max_staleness must be at least 0, got -1"),
+        ({"per_device_token_budget": 0}, "per_device_token_budget must be at least 1, got 0"),
         ({"rollout_timeout": 0.0}, "rollout_timeout must be above 0 seconds, got 0"),
         ({"rollouts": "stream"}, "rollouts: stream needs a vLLM server"),
         ({"rollouts": "stream", "use_vllm": True, "vllm_mode": "colocate"}, "rollouts: stream needs a vLLM server"),
@@ -210,6 +211,8 @@ def test_what_follows_from_settings(tmp_path):
     patient = {"vllm_request_timeout": 5000.0, "vllm_recovery_timeout": 4000.0, "vllm_server_timeout": 100.0}
     assert config(tmp_path, **SERVED, **patient).ddp_timeout == 9400
     assert config(tmp_path, **SERVED, **patient, ddp_timeout=99_999).ddp_timeout == 99_999
+    # Until a rollout has ended, and once more until it is graded.
+    assert config(tmp_path, **SERVED, rollouts="stream", rollout_timeout=5000.0).ddp_timeout > 10_000
     assert config(tmp_path, use_vllm=True, vllm_mode="colocate").ddp_timeout == config(tmp_path).ddp_timeout
 
 

@@ -136,6 +136,16 @@ MISTAKES = {
         {"eval_dataset": {"a": prompts(user("1")), "b": prompts(user("1"))}},
         r"eval_dataset\['b'\]: the prompt of row 15 ends with",
     ),
+    "golds of an evaluation": (
+        {"eval_dataset": {"mine": golds(*ONES, "")}, "reward": MATH},
+        {"eval_dataset": {"mine": golds(*ONES, "1")}, "reward": MATH},
+        "1 of 8 golds do not verify",
+    ),
+    "columns of an evaluation": (
+        {"eval_dataset": {"mine": sums().remove_columns("solution")}, "reward": MATH},
+        {"eval_dataset": {"mine": sums()}, "reward": MATH},
+        r"reads the columns \['solution'\]; the evaluation set has",
+    ),
     "DatasetDict": (
         {"dataset": DatasetDict({"train": sums(), "test": sums()})},
         {"dataset": DatasetDict({"train": sums()})["train"], "eval_dataset": DatasetDict({"test": sums()})},

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from types import FunctionType
 
 import pytest
@@ -19,6 +20,17 @@ SHORT = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
 def began(folder, **given):
     tiny_trainer(folder, **SHORT, max_steps=1, **given).train()
     return folder
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    return began(tmp_path_factory.mktemp("first"))
+
+
+@pytest.fixture
+def begun(first, tmp_path):
+    """A copy of the folder of a run of one step."""
+    return shutil.copytree(first, tmp_path / "begun")
 
 
 def resumed(folder, **given):
@@ -92,11 +104,10 @@ def test_another_model_that_is_needed_is_refused(case, tmp_path, capsys):
     assert role in said(capsys)[0]
 
 
-def test_a_model_of_other_shapes_is_refused_before_its_weights_are_loaded(tmp_path):
-    began(tmp_path)
+def test_a_model_of_other_shapes_is_refused_before_its_weights_are_loaded(begun):
     larger = build_model(tiny_tokenizer(), hidden_size=32, layers=1)
     with pytest.raises(ValueError, match="parameters of the model: other names or shapes"):
-        resumed(tmp_path, model=larger)
+        resumed(begun, model=larger)
 
 
 def test_a_reference_that_the_checkpoint_has_needs_no_model(tmp_path, tiny_path, capsys):
@@ -185,45 +196,39 @@ def other_body(completions, completion_ids, **kwargs):
     return [1.0 - float(sum(ids) % 2) for ids in completion_ids]
 
 
-def test_a_reward_of_the_same_name_with_another_body_is_refused(tmp_path, capsys):
-    began(tmp_path)
+def test_a_reward_of_the_same_name_with_another_body_is_refused(begun, capsys):
     with pytest.raises(ValueError, match=r'code of the reward: "parity_reward .*Set them back'):
-        resumed(tmp_path, reward_funcs=twin(other_body))
-    resumed(tmp_path, reward_funcs=twin(other_body), allow_changed_settings=True)
+        resumed(begun, reward_funcs=twin(other_body))
+    resumed(begun, reward_funcs=twin(other_body), allow_changed_settings=True)
     assert said(capsys)[0].startswith("code of the reward")
 
 
-def test_the_same_code_in_another_module_is_told(tmp_path, capsys):
-    began(tmp_path)
-    resumed(tmp_path, reward_funcs=twin(parity_reward, "tests.support.ranks"))
+def test_the_same_code_in_another_module_is_told(begun, capsys):
+    resumed(begun, reward_funcs=twin(parity_reward, "tests.support.ranks"))
     assert said(capsys) == ['modules of the reward: ["tests.support.tiny"], now ["tests.support.ranks"]']
 
 
 @pytest.mark.parametrize("change", [{"reward_funcs": other_body}, {"reward_weights": [2.0]}])
-def test_another_reward_is_refused(change, tmp_path):
-    began(tmp_path)
+def test_another_reward_is_refused(change, begun):
     with pytest.raises(ValueError, match='reward: "parity_reward", now'):
-        resumed(tmp_path, **change)
+        resumed(begun, **change)
 
 
 # Value tables.
 
 
-def test_a_value_table_is_of_the_code_of_its_reward(tmp_path):
+def test_a_value_table_is_of_the_code_of_its_reward(first, tmp_path):
     def table(**known):
         baseline = named_baseline("basis", sums())
         baseline.values.provenance.update(known)
         return tiny_trainer(tmp_path, baseline)
 
-    code = json.loads(began_settings(tmp_path / "run"))["fixed"]["code of the reward"]
+    settings = json.loads((first / "checkpoint-1" / "run_settings.json").read_text())
+    code = settings["fixed"]["code of the reward"]
     assert table(reward="parity_reward", reward_code=code)
     assert table(reward="parity_reward"), "what it does not say is not compared"
     with pytest.raises(ValueError, match='reward_code: table "parity_reward 0", run "parity_reward '):
         table(reward="parity_reward", reward_code="parity_reward 0")
-
-
-def began_settings(folder):
-    return (began(folder) / "checkpoint-1" / "run_settings.json").read_text()
 
 
 def test_fewer_ranks_resume_at_the_end_of_a_generation_batch_and_are_told(tmp_path, capsys):

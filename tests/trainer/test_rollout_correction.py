@@ -10,7 +10,7 @@ import torch
 from basis_rl.baselines import Spo
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.correction import RolloutCorrection
-from tests.support.tiny import sums, tiny_model, tiny_tokenizer, tiny_trainer
+from tests.support.tiny import flat, sums, tiny_model, tiny_tokenizer, tiny_trainer
 
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 BOUNDS = {"vllm_importance_sampling_clip_min": 0.8, "vllm_importance_sampling_clip_max": 1.2}
@@ -62,6 +62,13 @@ def logged(trained):
     return [{name: value for name, value in row.items() if not name.startswith(("time/", "tokens_"))} for row in rows]
 
 
+def assert_same_logs(packed, padded):
+    for found, expected in zip(logged(packed), logged(padded), strict=True):
+        assert found.keys() == expected.keys()
+        for name in [name for name in expected if name.startswith(COMPARED)]:
+            assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), name
+
+
 COMPARED = ("loss", "grad_norm", "entropy", "reward", "sampling/", "rollout/")
 CASES = [(objective, mode) for objective in ("dapo", "gpg") for mode in MODES]
 CASES += [("vespo", mode) for mode in MODES if mode.startswith("token")]
@@ -76,19 +83,16 @@ def test_without_a_scoring_pass_all_is_as_with_it(objective, mode, tmp_path):
     assert padded._correction is None
     assert packed.calls == 3 * 2
     assert padded.calls == 3 * 2 * 2, "one more for each micro-batch"
-    for found, expected in zip(logged(packed), logged(padded), strict=True):
-        assert found.keys() == expected.keys()
-        names = [name for name in expected if name.startswith(COMPARED)]
-        assert {"sampling/importance_sampling_ratio/mean", "rollout/kl", "rollout/masked"} <= set(names)
-        for name in names:
-            assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), name
+    assert_same_logs(packed, padded)
+    for expected in logged(padded):
+        assert {"sampling/importance_sampling_ratio/mean", "rollout/kl", "rollout/masked"} <= set(expected)
         assert 0 < expected["rollout/masked"] < 1 or not mode.startswith("seq_")
         assert expected["sampling/importance_sampling_ratio/min"] < expected["sampling/importance_sampling_ratio/max"]
     assert len(padded.trl_own) == 3
     for found, expected in padded.trl_own:
         assert len(found) == 5
         assert mode.startswith("seq_") or found == pytest.approx(expected, rel=1e-5), "as TRL's"
-    weights = [torch.cat([p.detach().flatten() for p in trained.model.parameters()]) for trained in (packed, padded)]
+    weights = [flat(trained.model.parameters()) for trained in (packed, padded)]
     torch.testing.assert_close(*weights, rtol=0, atol=1e-4)
 
 
@@ -100,10 +104,7 @@ def test_a_step_of_several_generation_batches_or_passes_weighs_each(shape, tmp_p
     packed, padded = (run(tmp_path / packing, packing, **settings) for packing in ("auto", "none"))
     assert packed.calls == 2 * accumulated
     assert padded.calls == 2 * (accumulated + accumulated // passes)
-    for found, expected in zip(logged(packed), logged(padded), strict=True):
-        assert found.keys() == expected.keys()
-        for name in [name for name in expected if name.startswith(COMPARED)]:
-            assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), name
+    assert_same_logs(packed, padded)
 
 
 def with_dropout():
@@ -217,8 +218,13 @@ def expected_gradient(objective, log_probs, old, inputs, trained):
     return found
 
 
-@pytest.mark.parametrize("objective", ["grpo", "gspo", "gspo_token", "dis"])
-@pytest.mark.parametrize(("accumulated", "passes"), [(2, 1), (1, 1), (2, 2)])
+SHAPES = [(2, 1), (1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("objective", "accumulated", "passes"),
+    [*(("grpo", *shape) for shape in SHAPES), *((name, 2, 2) for name in ("gspo", "gspo_token", "dis"))],
+)
 def test_the_engines_policy_is_the_old_one_and_nothing_is_scored_before_the_loss(
     objective, accumulated, passes, tmp_path
 ):
@@ -262,12 +268,8 @@ def test_a_run_that_is_resumed_within_a_generation_batch_goes_on_as_it_was(tmp_p
     whole.train()
     again = tiny_trainer(tmp_path, "grpo", Bypassing, **settings)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    for found, expected in zip(logged(again), logged(whole), strict=True):
-        assert {key: found[key] for key in found if key.startswith(COMPARED)} == {
-            key: expected[key] for key in expected if key.startswith(COMPARED)
-        }
-    for found, expected in zip(again.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(found, expected)
+    assert_same_logs(again, whole)
+    assert torch.equal(flat(again.model.parameters()), flat(whole.model.parameters()))
 
 
 def test_an_evaluation_needs_no_engine_of_another_policy(tmp_path):

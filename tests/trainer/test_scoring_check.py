@@ -15,7 +15,7 @@ from basis_rl.trainer.random_numbers import random_states
 from basis_rl.trainer.scoring_check import Precision, agreed, check_positions, settled
 from tests.support.architectures import ARCHITECTURES, WITHOUT_DROPOUT, small_model
 from tests.support.tiny import config, tiny_trainer
-from tests.trainer.test_packed_rows import NOISY, PADDED, REFUSED, small_rows
+from tests.trainer.test_packed_rows import NOISY, PADDED, REFUSED, row_by_row, small_rows
 
 EXACT = [Precision.of(torch.float32)]
 PROMPTS = [list(range(10, 45)), list(range(5, 41))]
@@ -36,14 +36,7 @@ def difference(model, method):
     labels = torch.where(scored.bool(), ids, -100)
     with torch.no_grad():
         found = Scorer(model, method)(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs
-        expected = torch.zeros_like(found)
-        for row in range(len(ids)):
-            columns = mask[row].nonzero()[:, 0]
-            wanted = scored[row, columns[1:]].bool()
-            if wanted.any():
-                logits = model(input_ids=ids[row, columns][None], use_cache=False).logits[0, -len(columns) : -1]
-                of_tokens = logits.log_softmax(-1).gather(1, ids[row, columns[1:]][:, None])[:, 0]
-                expected[row, columns[1:][wanted] - 1] = of_tokens[wanted]
+        expected, _ = row_by_row(model, ids, mask, scored)
     return float((found - expected).abs().max())
 
 

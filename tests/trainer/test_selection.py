@@ -232,27 +232,21 @@ def test_rollouts_are_divided_by_the_belief_and_compared_within_their_prompt(sam
 
 def test_a_correction_gives_the_uniform_mean_again(tmp_path):
     """Over many draws the weighted mean of a batch is that of all prompts; weights are those of each row."""
-    found = fake_selection(sampler=Variance(floor=0.1, correct=True, clip=(0.0, 1e9)), rollouts=1, batch=4)
     value = torch.arange(16, dtype=torch.float64) ** 2
-    total = 0.0
-    for number in range(1500):
-        rows = [int(row["prompt_id"]) for row in found.rows(number)]
-        total += float((value[rows] * found.weights(number)).mean()) / 1500
-        found._draws.clear()
-    assert total == pytest.approx(float(value.mean()), rel=0.05)
-    ragged = fake_selection(sampler=Variance(floor=0.1, correct=True, clip=(0.0, 1e9)), rollouts=4, batch=16, most=8)
-    total = 0.0
-    unequal = 0
-    for number in range(1500):
-        rows = [int(row["prompt_id"]) for row in ragged.rows(number)]
-        unequal += len(ragged.sizes(number).unique()) > 1
-        assert ragged.chances(number) == pytest.approx(
-            [float(4 / 16 / ratio) for ratio in ragged._draws[number].ratio.repeat_interleave(ragged.sizes(number))]
-        )
-        total += float((value[rows] * ragged.weights(number)).mean()) / 1500
-        ragged._draws.clear()
-    assert unequal > 500
-    assert total == pytest.approx(float(value.mean()), rel=0.05)
+    for shape in ({"rollouts": 1, "batch": 4}, {"rollouts": 4, "batch": 16, "most": 8}):
+        found = fake_selection(sampler=Variance(floor=0.1, correct=True, clip=(0.0, 1e9)), **shape)
+        total = 0.0
+        unequal = 0
+        for number in range(1500):
+            rows = [int(row["prompt_id"]) for row in found.rows(number)]
+            sizes = found.sizes(number)
+            unequal += len(sizes.unique()) > 1
+            ratios = found._draws[number].ratio.repeat_interleave(sizes)
+            assert found.chances(number) == pytest.approx([float(4 / 16 / ratio) for ratio in ratios])
+            total += float((value[rows] * found.weights(number)).mean()) / 1500
+            found._draws.clear()
+        assert (unequal > 500) == ("most" in shape)
+        assert total == pytest.approx(float(value.mean()), rel=0.05)
     clipped = fake_selection(sampler=Variance(correct=True, clip=(0.5, 1.5)))
     clipped.rows(0)
     assert float(clipped.weights(0).min()) >= 0.5

@@ -7,14 +7,13 @@ import sys
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from basis_rl.engine.server import free_port
 from basis_rl.types import RolloutBatch
 from tests.support import ranks
-from tests.support.ranks import ROOT
+from tests.support.ranks import ROOT, Called, cpu_config
 from tests.support.served import save_model, server
 from tests.support.tiny import named_baseline, sums
 
@@ -24,21 +23,18 @@ pytestmark = pytest.mark.vllm
 TYPES = {"zero3": "DEEPSPEED", "zero2": "DEEPSPEED", "fsdp2": "FSDP", "ddp": "MULTI_CPU", "zero3_nodes": "DEEPSPEED"}
 
 
-def launch(folder, kind, *arguments, script="tests.trainer.sharded"):
-    """A script on two ranks of this CPU, by the accelerate config that we ship for GPUs; the folder comes second."""
-    what, *arguments = arguments
-    settings = yaml.safe_load((ROOT / "accelerate_configs" / f"{kind}.yaml").read_text())
-    settings |= {"num_processes": 2, "mixed_precision": "no", "use_cpu": kind == "ddp"}
-    config = folder / "config.yaml"
-    config.write_text(yaml.safe_dump(settings))
-    if settings["num_machines"] == 1:
-        ranks.Launched(folder / "log", script, what, folder, *arguments, config=config).wait(1200)
-        return
+def call(folder, kind, name, *arguments):
+    """What a function of `sharded` has returned on each of two ranks, by an accelerate config that we ship for GPUs."""
+    name = f"tests.trainer.sharded:{name}"
+    if kind != "zero3_nodes":
+        return Called(folder, name, folder, *arguments, kind=kind).found(1200)
     launched = []
+    config = cpu_config(folder, kind)
     address = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port())]
-    for machine in range(settings["num_machines"]):
+    for machine in range(2):
         command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
-        command += ["--machine_rank", str(machine), *address, "-m", script, what, str(folder), *map(str, arguments)]
+        command += ["--machine_rank", str(machine), *address, "-m", "tests.support.ranks", name]
+        command += [str(folder / "rank{}.pt"), str(folder), *map(str, arguments)]
         with (folder / f"machine{machine}.log").open("w") as log:
             process = subprocess.Popen(
                 command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "CI": "1"}
@@ -51,6 +47,7 @@ def launch(folder, kind, *arguments, script="tests.trainer.sharded"):
             process.kill()
     logs = [path.read_text()[-3000:] for path in sorted(folder.glob("machine*.log"))]
     assert codes == [0] * len(launched), "\n".join(logs)
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
 
 
 @pytest.fixture(scope="module")
@@ -65,31 +62,30 @@ def served(tmp_path_factory):
 def zero3(served, tmp_path_factory):
     model, url = served
     folder = tmp_path_factory.mktemp("zero3")
-    launch(folder, "zero3", "server", model, url, "basis", "otb", "rloo", "grpo")
-    return folder
+    return folder, call(folder, "zero3", "against_a_server", model, url, "basis", "otb", "rloo", "grpo")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["basis", "otb", "rloo", "grpo"])
 def test_zero3_against_a_server(name, zero3, served):
-    assert_synced_and_saved(name, zero3, served[0], "DEEPSPEED", sharded=True)
+    assert_synced_and_saved(name, *zero3, served[0], "DEEPSPEED", sharded=True)
 
 
 @pytest.mark.long
 def test_zero3_against_a_server_with_an_untied_head(vllm_server, tmp_path):
     model, url = vllm_server
-    launch(tmp_path, "zero3", "server", model, url, "basis", "otb")
+    found = call(tmp_path, "zero3", "against_a_server", model, url, "basis", "otb")
     for name in ("basis", "otb"):
-        assert_synced_and_saved(name, tmp_path, model, "DEEPSPEED", sharded=True)
+        assert_synced_and_saved(name, tmp_path, found, model, "DEEPSPEED", sharded=True)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["zero2", "fsdp2"])
 def test_other_shardings_against_a_server(kind, served, tmp_path):
     model, url = served
-    launch(tmp_path, kind, "server", model, url, "otb", "grpo", "rloo")
+    found = call(tmp_path, kind, "against_a_server", model, url, "otb", "grpo", "rloo")
     for name in ("otb", "grpo", "rloo"):
-        assert_synced_and_saved(name, tmp_path, model, TYPES[kind], sharded=kind == "fsdp2")
+        assert_synced_and_saved(name, tmp_path, found, model, TYPES[kind], sharded=kind == "fsdp2")
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +101,8 @@ def adapting(tmp_path_factory):
 @pytest.mark.parametrize("kind", ["zero3", "fsdp2"])
 def test_the_adapter_of_a_sharded_policy_reaches_a_server(kind, adapting, tmp_path):
     model, url = adapting
-    launch(tmp_path, kind, "server", model, url, "dr_grpo")
-    assert_synced_and_saved("dr_grpo", tmp_path, model, TYPES[kind], sharded=True)
+    found = call(tmp_path, kind, "against_a_server", model, url, "dr_grpo")
+    assert_synced_and_saved("dr_grpo", tmp_path, found, model, TYPES[kind], sharded=True)
 
 
 CRITICS = ("head", "value_model", "sao")
@@ -115,15 +111,15 @@ PACKING = {"ddp": "packing-grpo", "zero2": "packing-grpo", "zero3": "packing-otb
 
 @pytest.fixture(scope="module")
 def resumed(tiny_path, tmp_path_factory):
-    """By engine the folder of its runs and their resumed halves, without a critic and with each, and of a run with and
-    without padding, launched once."""
+    """By engine the folder of its runs and what each rank found in them, launched once: whole and resumed without a
+    critic and with each, and runs with and without padding."""
 
     @functools.cache
     def runs(kind):
         folder = tmp_path_factory.mktemp(kind)
         names = ["basis_history", *(CRITICS if kind in ("ddp", "zero3", "fsdp2") else ())]
-        launch(folder, kind, "resume", tiny_path, *names, *([PACKING[kind]] if kind in PACKING else []))
-        return folder
+        names += [PACKING[kind]] if kind in PACKING else []
+        return folder, call(folder, kind, "runs", tiny_path, *names)
 
     return runs
 
@@ -131,19 +127,19 @@ def resumed(tiny_path, tmp_path_factory):
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["ddp", "zero2", "zero3", "fsdp2", "zero3_nodes"])
 def test_a_resumed_run_is_the_uninterrupted_one(kind, resumed, tiny_path):
-    assert_resumed(resumed(kind) / "basis_history", tiny_path, kind)
+    assert_resumed(*resumed(kind), "basis_history", tiny_path, kind)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("critic", CRITICS)
 @pytest.mark.parametrize("kind", ["ddp", "zero3", "fsdp2"])
 def test_a_critic_resumes_beside_a_policy_of_any_sharding(kind, critic, resumed, tiny_path):
-    folder = resumed(kind) / critic
-    assert_resumed(folder, tiny_path, kind)
-    runs = [torch.load(folder / f"{name}.pt") for name in ("whole", "again", "whole-rank1", "again-rank1")]
+    folder, ranks = resumed(kind)
+    assert_resumed(folder, ranks, critic, tiny_path, kind)
+    runs = [rank[critic][name] for rank in ranks for name in ("whole", "again")]
     modules = [run["module"] for run in runs]
     assert all(run["module_sharded"] == (critic != "head" and kind != "ddp") for run in runs)
-    unsharded = torch.load(resumed("ddp") / critic / "whole.pt")["module"]
+    unsharded = resumed("ddp")[1][0][critic]["whole"]["module"]
     for key, value in modules[0].items():
         assert all(torch.equal(module[key], value) for module in modules[1:]), f"{key} differs"
         torch.testing.assert_close(value, unsharded[key], rtol=0, atol=1e-4, msg=key)
@@ -161,7 +157,7 @@ def test_a_critic_resumes_beside_a_policy_of_any_sharding(kind, critic, resumed,
 @pytest.mark.parametrize("kind", PACKING)
 def test_logs_are_the_same_with_and_without_padding(kind, resumed):
     """Also where all rollouts of one rank were cut off; it makes the others wait for nothing."""
-    first, last = (torch.load(resumed(kind) / PACKING[kind] / f"rank{rank}.pt") for rank in range(2))
+    first, last = (rank[PACKING[kind]] for rank in resumed(kind)[1])
     assert [first[packing]["method"] for packing in ("auto", "none")] == ["shared", "padded"]
     assert [rank[packing]["empty"] for rank in (first, last) for packing in ("auto", "none")] == [0, 0, 2, 2]
     logs = [[row for row in first[packing]["logs"] if "loss" in row] for packing in ("auto", "none")]
@@ -173,25 +169,24 @@ def test_logs_are_the_same_with_and_without_padding(kind, resumed):
             assert packed[name] == pytest.approx(padded[name], rel=1e-5, abs=1e-6), name
 
 
-def assert_resumed(folder, tiny_path, kind):
+def assert_resumed(folder, ranks, run, tiny_path, kind):
     """The policy of the resumed run is the uninterrupted one's, to the bit."""
-    whole, again = (torch.load(folder / f"{name}.pt", weights_only=True) for name in ("whole", "again"))
+    whole, again = (ranks[0][run][name] for name in ("whole", "again"))
     assert whole["type"].endswith(TYPES[kind])
     assert again["norms"] == whole["norms"]
     if "moments" in whole:
         # What it learnt from the gradients of sharded weights.
         assert whole["moments"][0, 0, 0] > 0
         assert torch.equal(again["moments"], whole["moments"])
-    left, right = (load_file(folder / name / "saved" / "model.safetensors") for name in ("whole", "again"))
+    left, right = (load_file(folder / run / name / "saved" / "model.safetensors") for name in ("whole", "again"))
     start = load_file(tiny_path / "model.safetensors")
     assert left.keys() == right.keys() == start.keys()
     assert all(torch.equal(left[key], right[key]) for key in left)
     assert not torch.equal(left["lm_head.weight"], start["lm_head.weight"])
 
 
-def assert_synced_and_saved(name, folder, model, kind, sharded):
+def assert_synced_and_saved(name, folder, found, model, kind, sharded):
     """Every sync arrived, advantages are those of one process, and what was saved is whole."""
-    found = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
     for rank in found:
         assert rank[name]["type"].endswith(kind)
         assert rank[name]["sharded"] == sharded

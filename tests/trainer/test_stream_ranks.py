@@ -9,15 +9,14 @@ from collections import Counter
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from basis_rl.run import checkpoint
 from basis_rl.types import RolloutBatch
 from tests.support.fake_vllm import ModelServer
-from tests.support.ranks import ROOT, Launched
+from tests.support.ranks import Called
 from tests.support.served import save_model
-from tests.support.tiny import config, named_baseline, sums
+from tests.support.tiny import named_baseline, sums
 from tests.support.tooled import tokenizer
 from tests.trainer.streamed_ranks import GROUP
 from tests.trainer.test_tool_ranks import assert_whole, turns_of
@@ -62,16 +61,10 @@ def server(model):
         yield running
 
 
-def trained(folder, model, server, *names, ranks=2, kind="cpu", **given):
-    """What each rank has kept of the last run."""
-    folder.mkdir(exist_ok=True)
-    settings = yaml.safe_load((ROOT / "accelerate_configs" / f"{kind}.yaml").read_text())
-    config = folder / "config.yaml"
-    config.write_text(yaml.safe_dump(settings | {"num_processes": ranks, "mixed_precision": "no"}))
-    words = (folder, model, server.url, ranks, *names)
-    Launched(folder / "log", "tests.trainer.streamed_ranks", *words, ranks=ranks, config=config).wait(300, **given)
-    name = names[-1].partition(":")[0]
-    return [torch.load(folder / f"{name}-rank{rank}.pt", weights_only=False) for rank in range(ranks)]
+def trained(folder, model, server, name, start=None, ranks=2, kind="cpu"):
+    """What each rank has kept of a run."""
+    given = (folder, model, server.url, ranks, name, start)
+    return Called(folder, "tests.trainer.streamed_ranks:main", *given, ranks=ranks, kind=kind).found(300)
 
 
 def assert_same_batches(ranks, name):
@@ -207,13 +200,7 @@ def test_a_server_that_comes_back_is_waited_for_by_all_ranks(one, model, server,
 def test_a_run_on_two_ranks_resumes_on_as_many_as_there_are(ranks, one, model, server, tmp_path):
     whole = trained(tmp_path / "whole", model, server, "groups")
     start = tmp_path / "whole" / "groups" / "checkpoint-2"
-    again = trained(tmp_path / "again", model, server, f"groups:{start}", ranks=ranks)
+    again = trained(tmp_path / "again", model, server, "groups", str(start), ranks=ranks)
     assert_same_batches(again, "rloo")
     assert batches(again) == batches(whole)[2:]
     assert_close(saved(tmp_path / "again"), saved(tmp_path / "whole"))
-
-
-def test_ranks_wait_as_long_as_a_rollout_may_take(tmp_path):
-    """Until it has ended, and once more until it is graded."""
-    served = {"use_vllm": True, "vllm_mode": "server", "rollouts": "stream"}
-    assert config(tmp_path, **served, rollout_timeout=5000.0).ddp_timeout > 10000

@@ -1,22 +1,69 @@
 """Ranks whose rollouts end at different turns: nobody hangs, and everybody gets the answers to their own rows."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 from basis_rl.engine.server import Server, ServerOptions
 from examples.quickstart.warm_start import save
-from tests.support.ranks import CPU, Launched
+from tests.support.ranks import Called
 from tests.support.served import ENGINE, save_model
-from tests.support.tooled import by_rule, decided_model, tokenizer
-from tests.trainer.test_sharding import launch as launch_sharded
+from tests.support.tooled import Kept, by_rule, decided_model, ending, few_tokens, longest_prompt, tokenizer, trainer
+from tests.trainer.sharded import OnCpus
 from tests.trainer.test_tools import segments
-from tests.trainer.tooled_ranks import CONTEXT
+
+CONTEXT = 200  # of the server: the longest prompt and all turns, and no token more
 
 
-def trained(ranks, output, model, config=CPU):
-    output.mkdir()
-    Launched(output / "log", "tests.trainer.tooled_ranks", ranks, output, model, ranks=ranks, config=config).wait()
-    return [torch.load(output / f"rank{rank}.pt", weights_only=False) for rank in range(ranks)]
+class KeptOnCpus(Kept, OnCpus):
+    """See `OnCpus`."""
+
+
+def on_rank(output: Path, ranks: int, model: Path, url: str | None = None) -> dict[str, Any]:
+    """Trains with tools, and returns the rank's rollouts."""
+    if url is None:  # the likeliest token each time: what is drawn does not depend on who draws it
+        settings = {
+            "top_k": 1,
+            "allow_truncated_sampling": True,
+            "generation_kwargs": ending(tokenizer()),
+            "max_completion_length": 64,
+            "learning_rate": 1e-3,
+            "max_steps": 3,
+        }
+    else:
+        settings = {
+            "use_vllm": True,
+            "vllm_mode": "server",
+            "vllm_server_base_url": url,
+            "vllm_server_timeout": 60.0,
+            "model_init_kwargs": {"dtype": "float32"},
+            "generation_kwargs": {"allowed_token_ids": few_tokens(tokenizer())},
+            "vllm_importance_sampling_correction": False,  # with it hardly a gradient is left to sync
+            "learning_rate": 1e-4,  # the next turns must end, too
+            "max_steps": 4,
+            "max_completion_length": CONTEXT - longest_prompt(tokenizer()),
+        }
+    rows = 8 if url is None else 16  # so many that one of them surely has three turns
+    trained = trainer(
+        output / "run", "otb", cls=KeptOnCpus, model=model, per_device_train_batch_size=rows // ranks, **settings
+    )
+    assert trained.accelerator.num_processes == ranks
+    if url is not None and trained.accelerator.process_index == 1:
+        trained.max_tool_calling_iterations = 1  # so that ranks end at different turns, whatever the server draws
+    trained.train()
+    return {
+        "kept": trained.kept,
+        "logs": trained.state.log_history,
+        "sharded": hasattr(next(trained.model.parameters()), "ds_tensor"),
+    }
+
+
+def call(output, ranks, *given, kind="cpu"):
+    return Called(
+        output, "tests.trainer.test_tool_ranks:on_rank", output, ranks, *given, ranks=ranks, kind=kind
+    ).found()
 
 
 def turns_of(kept):
@@ -45,8 +92,8 @@ def test_two_ranks_draw_what_one_draws(config, tmp_path):
         pytest.importorskip("deepspeed")
     model = tmp_path / "model"
     save(decided_model(), tokenizer(), model)
-    (one,) = trained(1, tmp_path / "one", model)
-    two = trained(2, tmp_path / "two", model, f"accelerate_configs/{config}.yaml")
+    (one,) = call(tmp_path / "one", 1, model)
+    two = call(tmp_path / "two", 2, model, kind=config)
     assert assert_whole(two) >= 1
     first = [rank["kept"][0] for rank in two]  # later ones are of weights that rounding has made different
     for key in ("ids", "conversations"):
@@ -66,8 +113,7 @@ def test_zero3_and_a_server(tmp_path):
     log = tmp_path / "server.log"
     options = ServerOptions(str(model), port=0, dtype="float32", max_model_len=CONTEXT, log=log, extra=ENGINE)
     with Server(options, 900) as server:
-        launch_sharded(tmp_path, "zero3", "2", model, server.url, script="tests.trainer.tooled_ranks")
-    ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+        ranks = call(tmp_path, 2, model, server.url, kind="zero3")
     assert all(rank["sharded"] for rank in ranks)
     assert assert_whole(ranks) >= 1
     errors = [row["rollout/sync_error"] for row in ranks[0]["logs"] if "rollout/sync_error" in row]

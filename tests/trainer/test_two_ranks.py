@@ -4,16 +4,14 @@ import pytest
 import torch
 
 from basis_rl.run.rollouts import files, read
-from tests.support.ranks import Launched
+from tests.support.ranks import Called
 from tests.trainer.straddling import FEW, REST, SELECTED, UNEQUAL, main
 
 
 def on_one_and_two(one, two, model, names):
     """What one rank (this process) and two have found: ``(results, others)`` of each rank."""
-    launched = Launched(two / "log", "tests.trainer.straddling", two, model, 2, *names)
-    main(one, str(model), 1, names)
-    launched.wait()
-    return [torch.load(path, weights_only=False) for path in (one / "rank0.pt", two / "rank0.pt", two / "rank1.pt")]
+    launched = Called(two, "tests.trainer.straddling:main", two, str(model), 2, names)
+    return [main(one, str(model), 1, names), *launched.found()]
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +107,7 @@ def test_the_noise_of_the_gradient_is_that_of_the_micro_batches_of_all_ranks(run
             assert row["gradient/signal"] == pytest.approx(float(mean @ mean), rel=1e-3)
             assert row["gradient/total_power"] == pytest.approx(float((gradients**2).sum(dim=1).mean()), rel=1e-3)
             assert row["gradient/variance"] > 0
+            assert row["grad_norm"] ** 2 == pytest.approx(row["gradient/signal"], rel=1e-3)
 
 
 def test_refills_are_the_same_on_all_ranks(runs):
