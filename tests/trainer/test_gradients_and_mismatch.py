@@ -10,7 +10,6 @@ from accelerate import Accelerator, DistributedType
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.correction import RatioAlarm, rollout_mismatch, rollout_weights
 from basis_rl.trainer.faults import GradientMonitor
-from basis_rl.trainer.scoring import RatioAlarm, rollout_mismatch, rollout_weights
 from tests.support.tiny import sums, tiny_trainer
 
 
