@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.trainers import random_model
-from studies.least import variance
+from studies.least import layers, variance
 
 
 def rollouts_of(rewards, energies):
@@ -50,3 +50,41 @@ def test_projections_are_the_gradients_of_each_token():
             expected = sum(float((p.grad * noise[name]).sum()) for name, p in model.named_parameters())
             assert float(found[row, token, k]) == pytest.approx(expected, rel=1e-3, abs=1e-5)
     assert (found[1, 1] == 0).all()
+
+
+def test_energies_of_layers_and_of_all_weights_are_those_of_each_rollout_alone():
+    model = random_model(13, 8, 3, 2, inner=8).eval()
+    ids = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 6, 7, 0]])
+    mask = torch.tensor([[True, True], [True, False]])
+    places = torch.tensor([[3, 4], [3, 4]])
+    empty = torch.zeros(2, 2)
+    rollouts = variance.Rollouts(ids, mask, places, torch.zeros(2), empty, empty.clone(), {})
+    scales = {name: torch.full_like(p, 2.0) for name, p in model.named_parameters()}
+    whole, found = layers.energies_of(model, rollouts, scales)
+    assert found.shape == (2, 4)
+    for row, length in enumerate((5, 4)):
+        model.zero_grad()
+        out = model(input_ids=ids[row : row + 1, :length], output_hidden_states=True)
+        logits = out.logits[0, 2:-1].log_softmax(-1)
+        score = logits.gather(1, ids[row, 3:length, None]).sum()
+        states = out.hidden_states[:3]
+        gradients = torch.autograd.grad(score, [*model.parameters(), *states])
+        weights = len(list(model.parameters()))
+        expected = 4 * sum(float(each.square().sum()) for each in gradients[:weights])
+        assert float(whole[row]) == pytest.approx(expected, rel=1e-4)
+        for layer, each in enumerate(gradients[weights:]):
+            assert float(found[row, layer]) == pytest.approx(float(each[0, 2:-1].square().sum()), rel=1e-4)
+
+
+def test_of_two_answers_their_energies_have_the_least_power():
+    samples = 20
+    right = torch.bernoulli(torch.full((4000,), 0.75), generator=torch.Generator().manual_seed(0))
+    score = torch.where(right == 1, 0.25, -0.75).double()
+    energies = 2 * score**2
+    rows = list(layers.measured(rollouts_of(right, energies.float()), energies, energies[:, None], samples))
+    power = {row["energy"]: row["power"] for row in rows}
+    assert power["whole gradient"] == pytest.approx(power["layer 0"])
+    # With b = V of all; with 1 - V each rollout has the same power.
+    exact = (0.75 * 0.75**2 * 0.25**2 + 0.25 * 0.25**2 * 0.75**2) / (0.75 * 0.25**4 + 0.25 * 0.75**4)
+    assert power["layer 0"] == pytest.approx([exact, exact], rel=0.1)
+    assert power["none"] == pytest.approx([1.0, 1.0], rel=0.1)
