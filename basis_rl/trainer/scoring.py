@@ -27,7 +27,7 @@ _DEPTH = 5
 
 def layers_of(policy: Any) -> Sequence[nn.Module]:
     """The layers of a policy's decoder, from the first to the last; empty if it has no list of them."""
-    count = policy.config.get_text_config().num_hidden_layers
+    count = getattr(policy.config.get_text_config(), "num_hidden_layers", None)
     for part in policy.base_model.get_decoder().modules():
         if isinstance(part, nn.ModuleList) and len(part) == count:
             return list(part)
@@ -185,7 +185,7 @@ class GradientEnergies:
     returns (6 below of 30; with fewer than 5 layers, the last). Losses of later tokens pass through it too, and the
     rollout's energy, their sum, is then close to that of the whole gradient (docs/estimators.md).
 
-    Equal rollouts go through the policy once, so its gradient there is divided by the sum of their advantages. Where
+    Equal rollouts go through the policy once, so its gradient there is divided by the sum of their ``|A|``. Where
     other rollouts only begin alike, that gives at most the largest of their energies.
 
     Args:
