@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -20,11 +21,12 @@ from trl import GRPOConfig, GRPOTrainer
 from basis_rl import BasisConfig, BasisTrainer
 from basis_rl.baselines import build_baseline
 from basis_rl.engine.generation import checked_generation
-from basis_rl.engine.local import Sampling
+from basis_rl.engine.local import Sampling, prompt_tokens, sample
 from basis_rl.engine.weights import SyncSettings
 from basis_rl.run.artefacts import write_whole
 from basis_rl.samplers import build_sampler
 from basis_rl.trainer.head import compact_head
+from basis_rl.trainer.random_numbers import random_numbers_kept
 from basis_rl.values.build import TablePlan, build_table
 from basis_rl.values.sources import ModelSource
 from benchmarks.trainers import quiet
@@ -71,6 +73,7 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 ROLLOUTS = 64
 MEASURED_AT_A_TIME = 200
+SAMPLES = 8
 # Of each problem, by the model before training, in the value table of the row `basis`.
 TABLE_ROLLOUTS = 8
 
@@ -179,19 +182,39 @@ def build(
     return BasisTrainer(args=BasisConfig(**common), objective=objective, **given)
 
 
-def score(trainer: GRPOTrainer, task: Task, number_type: torch.dtype = torch.float32) -> dict[str, float]:
-    """Greedy accuracy on the held-out rows, of all and of each kind, by the weights rounded to `number_type`."""
+def score(
+    trainer: GRPOTrainer, task: Task, number_type: torch.dtype = torch.float32, sampled: int = 0
+) -> dict[str, float]:
+    """Greedy accuracy on the held-out rows, of all and of each kind, by the weights rounded to `number_type`.
+
+    With `sampled`, also ``avg@8`` and ``pass@8``: eight rollouts at temperature 1 for each of so many rows.
+    """
     model = trainer.accelerator.unwrap_model(trainer.model)
     if number_type != model.dtype:
         model = copy.deepcopy(model).to(number_type)
     prompts = [row["prompt"] for row in task.held_out]
     answers = greedy_answers(model, trainer.processing_class, prompts, task.tokens, MEASURED_AT_A_TIME)
-    model.train()
     rewards = task.reward(answers, [row["solution"] for row in task.held_out])
+    found = sampled_scores(model, trainer.processing_class, task, task.held_out[:sampled]) if sampled else {}
+    model.train()
     by_kind = defaultdict(list)
     for row, reward in zip(task.held_out, rewards, strict=True):
         by_kind[row["kind"]].append(reward)
-    return {kind: round(sum(found) / len(found), 4) for kind, found in {"all": rewards, **by_kind}.items()}
+    greedy = {kind: sum(given) / len(given) for kind, given in {"all": rewards, **by_kind}.items()}
+    return {name: round(value, 4) for name, value in {**greedy, **found}.items()}
+
+
+def sampled_scores(model: Any, tokenizer: Any, task: Task, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """``avg@8`` and ``pass@8`` of `rows`. Training goes on with the random numbers that it would have without it."""
+    prompts = [prompt_tokens(row["prompt"], tokenizer, {}) for row in rows]
+    rewards = []
+    with random_numbers_kept(torch.device("cpu"), seed=0):
+        drawn = sample(
+            model, tokenizer, prompts, Sampling(task.tokens), num_samples=SAMPLES, batch_size=MEASURED_AT_A_TIME
+        )
+        for index, answers in drawn:
+            rewards.append(task.reward([each.text for each in answers], [rows[index]["solution"]] * SAMPLES))
+    return {f"avg@{SAMPLES}": fmean(map(fmean, rewards)), f"pass@{SAMPLES}": fmean(map(max, rewards))}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -204,7 +227,7 @@ def main(argv: list[str] | None = None) -> None:
     with side(plan["row"], plan["settings"]["bf16"]):
         trainer = build(ROWS[plan["row"]], plan["model"], task, plan["settings"], folder / "trainer")
         measured_in = torch.bfloat16 if plan.get("rounded") else torch.float32
-        scored = partial(score, trainer, task, measured_in)
+        scored = partial(score, trainer, task, measured_in, plan.get("sampled", 0))
         clock = Clock(scored, plan["every"], folder / "points.json", plan.get("measured_from", 0))
         quiet(trainer).add_callback(clock)
         saved = any((folder / "trainer").glob("checkpoint-*"))
@@ -212,6 +235,7 @@ def main(argv: list[str] | None = None) -> None:
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     means = {"rewards": [entry["reward"] for entry in logs]}
     means |= {"lengths": [entry["completions/mean_length"] for entry in logs]}
+    means |= {"entropies": [entry["entropy"] for entry in logs]}
     done = trainer.state.global_step == plan["settings"]["max_steps"]
     if done:
         write_whole(folder / "logs.json", json.dumps(means))

@@ -149,7 +149,7 @@ def run(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
     table = folder / "table_cost.json"
     columns |= {"table": json.loads(table.read_text()) if table.is_file() else None}
     kinds = [{k: v for k, v in point["accuracy"].items() if k != "all"} for point in points]
-    return columns | {"kinds": kinds[-1]} | {name: fmean(values) for name, values in logs.items()}
+    return columns | {"kinds": kinds[-1]} | {name: fmean(logs[name]) for name in ("rewards", "lengths")}
 
 
 def planned_run(
