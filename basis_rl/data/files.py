@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from datasets import Dataset, load_dataset, load_from_disk
+from datasets import Dataset, Features, Json, load_dataset, load_from_disk
 from datasets.utils import disable_progress_bars
 from pandas.api.types import is_numeric_dtype
 from pandas.errors import ParserWarning
@@ -47,7 +47,13 @@ def load_files(name: str, paths: Sequence[Path]) -> Dataset:
             warnings.simplefilter("error", ParserWarning)
             if kind == "csv":
                 return _load_csv(paths)
-            return load_dataset(kind, data_files=list(map(str, paths)), split="train")
+            rows = load_dataset(kind, data_files=list(map(str, paths)), split="train")
+            # The loader makes times of texts that look like dates, and numbers of 64 bits of long ones.
+            changed = {name: Json() for name in rows.features if kind == "json" and _may_have_changed(rows, name)}
+            if changed:
+                features = Features({**rows.features, **changed})
+                rows = load_dataset(kind, data_files=list(map(str, paths)), split="train", features=features)
+            return rows
     except Exception as error:
         if empty or "corresponds to no data" in str(error):
             raise ValueError(f"dataset_name: the file '{name}' holds no rows.") from error
@@ -58,6 +64,18 @@ def load_files(name: str, paths: Sequence[Path]) -> Dataset:
         ending = paths[0].name.removesuffix(".gz").rpartition(".")[2]
         said = f"{ending} ({type(reason).__name__}: {' '.join(str(reason).split())[:300]})"
         raise ValueError(f"dataset_name: '{name}' cannot be read as {said}.") from error
+
+
+def _may_have_changed(rows: Dataset, column: str) -> bool:
+    """Whether cells of a column may be other than the file has them."""
+    kind = repr(rows.features[column])
+    return "timestamp" in kind or ("float64" in kind and any(map(_has_long_number, rows[column])))
+
+
+def _has_long_number(cell: Any) -> bool:
+    if isinstance(cell, (list, dict)):
+        return any(map(_has_long_number, cell.values() if isinstance(cell, dict) else cell))
+    return isinstance(cell, float) and abs(cell) >= 2**53
 
 
 def _load_csv(paths: Sequence[Path]) -> Dataset:

@@ -316,6 +316,28 @@ def test_cells_of_a_csv_file_stay_as_they_are_written(tmp_path):
     assert list(both["count"]) == [None, "5", "1", "x"]
 
 
+@pytest.mark.parametrize(
+    "golds",
+    [
+        ["2024-03-01", "2024-03-02"],
+        ["2024-03-01T10:00Z", "2024-03-02T10:00Z"],
+        [["2024-03-01", "2024-03-03"], ["2024-03-02"]],
+        # Beside a fraction the loader has room for 53 bits only.
+        [9007199254740993, 0.5],
+    ],
+)
+def test_golds_of_a_json_file_stay_as_they_are_written(golds, tmp_path):
+    path = write(tmp_path, [{"question": f"Q{i}", "answer": gold} for i, gold in enumerate(golds)])
+    wanted = [", ".join(gold) if isinstance(gold, list) else str(gold) for gold in golds]
+    assert list(load(path)["solution"]) == wanted
+
+
+def test_golds_that_no_number_of_64_bits_holds_are_refused(tmp_path):
+    path = write(tmp_path, [{"question": "Q", "answer": 3**50}, {"question": "R", "answer": 12}])
+    with pytest.raises(ValueError, match="too big"):
+        load(path)
+
+
 def test_a_conversation_is_taken_up_to_the_assistants_answer(tmp_path):
     answer = {"role": "assistant", "content": "2"}
     path = write(tmp_path, [{"prompt": [SYSTEM, USER, answer], "answer": 1}, {"prompt": [*TURNS, answer], "answer": 2}])
