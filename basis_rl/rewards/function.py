@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import re
@@ -13,6 +11,7 @@ from typing import Any
 from basis_rl.registry import OneOrMore, Positive, checked
 from basis_rl.rewards.base import GIVEN, Column, Completions, LogMetric, Reward, Scores
 from basis_rl.rewards.extract import completion_text
+from basis_rl.rewards.source import arguments_version
 from basis_rl.rewards.workers.calls import Calls, OnError, trl_signature
 
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
@@ -84,9 +83,7 @@ class FunctionReward(Reward):
         self.reads: list[str] = [name for name in known["parameters"] if name not in self.arguments]
         self.version = f"{known['version']}, over limit {over_limit}"
         if self.arguments:
-            # Their hash, since the version is in logs and cards.
-            given = json.dumps(self.arguments, sort_keys=True, default=str)
-            self.version += f", arguments {hashlib.sha256(given.encode()).hexdigest()[:12]}"
+            self.version += f", {arguments_version(self.arguments)}"
         self.__signature__ = trl_signature(
             [name for name in known["required"] if name in self.reads and name != "prompt"]
         )

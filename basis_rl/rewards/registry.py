@@ -20,6 +20,7 @@ from basis_rl.rewards.gym import ReasoningGymReward
 from basis_rl.rewards.judge import JudgeReward
 from basis_rl.rewards.math.reward import MathVerifyReward
 from basis_rl.rewards.overlong import OverlongReward
+from basis_rl.rewards.source import arguments_version
 
 POOL = "pool:"
 _WHAT = "reward function"
@@ -78,12 +79,31 @@ def _behind(given: Any, known: Mapping[str, Any] | None) -> Any:
 
 def _with_arguments(name: str, function: Any, arguments: Mapping[str, Any]) -> Any:
     """The reward function with some of its parameters bound."""
-    parameters = inspect.signature(function).parameters
-    for unknown in [key for key in arguments if key not in parameters or key in GIVEN]:
-        raise ValueError(f"{_KEY}: '{name}' has no parameter '{unknown}'.{did_you_mean(unknown, parameters)}")
-    bound = partial(function, **arguments)
-    bound.__name__ = function.__name__  # type: ignore[attr-defined]
+    signature = inspect.signature(function)
+    known = signature.parameters
+    for unknown in [key for key in arguments if key not in known or key in GIVEN]:
+        raise ValueError(f"{_KEY}: '{name}' has no parameter '{unknown}'.{did_you_mean(unknown, known)}")
+    bound = _Bound(function, **arguments)
+    # What it declares of itself, such as `reads` and `reward_range`.
+    vars(bound).update(getattr(function, "__dict__", {}))
+    bound.__name__ = function.__name__
+    bound.__module__ = function.__module__
+    left = [each for name, each in signature.parameters.items() if name not in arguments]
+    bound.__signature__ = signature.replace(parameters=left)
+    if version := getattr(function, "version", None):
+        bound.version = f"{version}, {arguments_version(arguments)}"
     return bound
+
+
+class _Bound(partial[Any]):
+    """A reward function with arguments of a recipe, which win over columns of the same names."""
+
+    __name__: str
+    __signature__: inspect.Signature
+    version: str
+
+    def __call__(self, /, *args: Any, **columns: Any) -> Any:
+        return self.func(*args, **{**columns, **self.keywords})
 
 
 def split_params(names: Sequence[str], params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

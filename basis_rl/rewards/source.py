@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -25,6 +26,12 @@ def code_identity(reward: Any) -> str:
         return f"{_module(reward)} {version}"
     parts = list(_parts(reward, set()))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16] if parts else _module(reward)
+
+
+def arguments_version(arguments: Mapping[str, Any]) -> str:
+    """What a reward's version says of the arguments that a recipe gives it: a hash, since it is in logs and cards."""
+    given = json.dumps(arguments, sort_keys=True, default=str)
+    return f"arguments {hashlib.sha256(given.encode()).hexdigest()[:12]}"
 
 
 def _module(reward: Any) -> str:

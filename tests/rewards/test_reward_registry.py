@@ -7,12 +7,13 @@ from accelerate import Accelerator
 from basis_rl.recipe.build import build_rewards
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import FunctionReward, MathVerifyReward
-from basis_rl.rewards.base import called, required_columns
+from basis_rl.rewards.base import called, declared_range, read_columns, required_columns
 from basis_rl.rewards.call import call
 from basis_rl.rewards.registry import build_reward
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.rewarding import RewardGuard
 from basis_rl.values.provenance import reward_code, reward_identity
+from tests.rewards import user_functions
 from tests.support.tiny import config, sums, tiny_model, tiny_tokenizer
 
 MINE = "tests.rewards.user_functions"
@@ -70,8 +71,19 @@ def test_a_function_of_ones_own_takes_arguments(tmp_path, name):
     said = [("x", [1], False)] * 2
     assert [call(each, rows, said) for each in rewards] == [[6.0, 2.0], [9.0, 3.0]]
     assert reward_code([rewards[0]]) != reward_code([rewards[1]])
+    # A column of that name is none of what it reads.
+    assert [call(each, [{**row, "factor": 9.0} for row in rows], said) for each in rewards] == [[6.0, 2.0], [9.0, 3.0]]
+    assert "factor" not in read_columns(rewards)
     (guarded,) = RewardGuard(Accelerator(cpu=True)).guarded([rewards[0]], [name])
     assert called(guarded, {"completions": ["x"], "solution": ["abc"]}) == [6.0]
+
+
+def test_a_function_with_arguments_is_what_it_declares_of_itself():
+    first, second = (build_reward(f"{MINE}.declared", {"scale": scale}) for scale in (2.0, 3.0))
+    assert read_columns([first]) == {"tests"}
+    assert declared_range([first]) == (0, 5)
+    assert len({reward_code([each]) for each in (first, second, user_functions.declared)}) == 3
+    assert len({reward_identity([each]) for each in (first, second, user_functions.declared)}) == 3
 
 
 @pytest.mark.parametrize(
