@@ -15,6 +15,7 @@ from basis_rl.names import require_extra
 from basis_rl.recipe.keys import Recipe, RunArguments
 from basis_rl.recipe.trl_recipes import translate_rewards
 from basis_rl.recipe.words import DICT_KEYS, check_keys, peek, read_words, set_environment, with_sections
+from basis_rl.rewards.registry import split_params
 from basis_rl.run.redact import redact
 from basis_rl.trainer import BasisConfig
 
@@ -71,6 +72,8 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
         require_extra("peft", "use_peft")
     parsed = {**vars(args), **vars(model), **vars(data), **vars(run)}
     given = [token.removeprefix("--").split("=")[0].replace("-", "_") for token in arguments if token.startswith("--")]
+    # `--no_KEY` sets KEY to false.
+    given = [key if key in parsed else key.removeprefix("no_") for key in given]
     resolved = {**config, **{key: parsed[key] for key in given if key in parsed}}
     if run.environment and "reward_funcs" not in resolved:
         # It may have a reward of its own, which the default would be added to.
@@ -116,7 +119,8 @@ def take_lists(run: RunArguments, config: dict[str, Any]) -> tuple[dict[str, Any
     run.reward_funcs, parameters, notes = translate_rewards(run.reward_funcs)
     if notes:
         config = {**config, "reward_funcs": run.reward_funcs}
-        if parameters and not run.reward_kwargs:
-            run.reward_kwargs = parameters
-            config["reward_kwargs"] = parameters
+        if parameters:
+            own = split_params(run.reward_funcs, run.reward_kwargs or {})
+            run.reward_kwargs = {name: {**parameters.get(name, {}), **own[name]} for name in run.reward_funcs}
+            config["reward_kwargs"] = run.reward_kwargs
     return config, notes

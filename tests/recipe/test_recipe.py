@@ -107,6 +107,12 @@ def test_entries_of_dictionaries_are_put_beside_those_that_are_there(parsed):
     assert parsed("--baseline", "baseline_kwargs").run.baseline == "baseline_kwargs"
 
 
+def test_a_recipe_that_is_saved_says_what_a_flag_with_no_has_set(parsed):
+    found = parsed("--no_strip_instructions", "--no-shuffle-dataset", strip_instructions=True)
+    assert not found.data.strip_instructions
+    assert found.resolved["strip_instructions"] is found.resolved["shuffle_dataset"] is False
+
+
 def test_the_recipes_environment_wins(parsed, monkeypatch):
     monkeypatch.setenv("A_SETTING_OF_OURS", "outside")
     parsed(env={"A_SETTING_OF_OURS": "inside"})

@@ -127,6 +127,10 @@ def test_a_recipe_of_trl_grpo_runs_as_it_is(written, tiny_path):
     assert recipe.resolved["reward_kwargs"] == recipe.run.reward_kwargs
     assert len(recipe.notes) == 4, recipe.notes
     assert "TRL's reward accuracy_reward is read as math_verify." in recipe.notes
+    given = parse_recipe([path, "--reward_kwargs.overlong.cache", "20", "--reward_kwargs.math_verify.timeout", "3"])
+    longest = {"max_completion_length": 1280, "cache": 20}
+    assert given.run.reward_kwargs == {"math_verify": {"timeout": 3}, "format": {"form": "think"}, "overlong": longest}
+    assert given.resolved["reward_kwargs"] == given.run.reward_kwargs
     (name,) = parse_recipe([path, "--reward_funcs", "accuracy_reward", "--reward_weights", "1"]).run.reward_funcs
     assert name == "math_verify"
 
