@@ -20,6 +20,7 @@ from basis_rl.recipe.keys import RunArguments
 from basis_rl.recipe.words import check_flags, parse_value, peek, read_words
 from basis_rl.rewards.registry import build_reward, split_params
 from basis_rl.run.record import RUN_FILE
+from basis_rl.tools import chat_template
 from basis_rl.trainer import BasisConfig
 
 _MATH = "math_verify"
@@ -55,6 +56,11 @@ def of_recipe(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
             Benchmarks are mathematics: they take prompts and reward only from a recipe of mathematics.
     """
     config = read_words([path]).config
+    if (config.get("tools") or config.get("environment")) and not given.get("benchmarks"):
+        raise ValueError(
+            f"'{path}' has tools or an environment, and basis-rl eval draws single turns without them. Measure it in "
+            "training, by eval_strategy, or as a model without them: --recipe none and what to ask."
+        )
     run = RunArguments(**{key: config[key] for key in ("reward_funcs", "reward_kwargs") if config.get(key)})
     take_lists(run, config)
     reward = grading(run.reward_funcs)
@@ -67,6 +73,9 @@ def of_recipe(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if names and not given.get("reward_funcs"):
         found["reward_funcs"] = [reward]
         found["reward_kwargs"] = split_params(run.reward_funcs, run.reward_kwargs or {})[reward]
+    # A model of the run has it already.
+    if given.get("recipe") and config.get("chat_template"):
+        found["chat_template"] = config["chat_template"]
     if template := config.get("chat_template_kwargs"):
         found["chat_template_kwargs"] = template if isinstance(template, str) else json.dumps(template)
     found["max_new_tokens"] = config.get("max_completion_length", BasisConfig.max_completion_length)
@@ -117,6 +126,8 @@ def main(argv: Sequence[str]) -> int:
         words.insert(0, "--model")
     options = parse(words)
     config, tokenizer = load_by_name(options.model, options.revision, options.trust_remote_code)
+    if options.chat_template is not None:
+        tokenizer.chat_template = chat_template(options.chat_template, tokenizer)
     kept = f"The rollouts so far are in {options.folder}; the same command resumes."
     reward = build_grader(options)
     try:

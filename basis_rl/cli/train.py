@@ -128,7 +128,10 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     else:
         trainer.create_model_card()
     if trainer.accelerator.is_main_process:
-        print(summary(trainer.state.log_history, output, how_sampled(recipe.args), recipe.run.eval_benchmarks or []))
+        run = recipe.run
+        # `eval` draws single turns.
+        measured = None if run.tools or run.environment else run.eval_benchmarks or []
+        print(summary(trainer.state.log_history, output, how_sampled(recipe.args), measured))
         if recipe.args.push_to_hub:
             again = shlex.join(["basis-rl", "push", str(output), *filter(None, [trainer.hub_model_id])])
             print(f"Pushed: {pushed.commit_url}" if pushed else f"NOT pushed. Once the Hub can be reached: {again}")
@@ -161,14 +164,15 @@ def set_origin(recipe: Recipe, trainer: BasisTrainer) -> None:
     trainer.origin.dataset_name = recipe.data.dataset_name
 
 
-def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks: Sequence[str] = ()) -> str:
+def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks: Sequence[str] | None = ()) -> str:
     """The text that a run prints at its end.
 
     Args:
         log: what was logged, in order (`TrainerState.log_history`).
         output: folder of the run, with everything written.
         how: how the rollouts of evaluations were drawn.
-        benchmarks: of the recipe, for an evaluation of the model; without any it is one on the recipe's own problems.
+        benchmarks: of the recipe, for an evaluation of the model; without any it is one on the recipe's own problems,
+            and with None there is none.
     """
     place = shlex.quote(str(output))
     rows = before_and_after(log, how)
@@ -182,7 +186,7 @@ def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks
     measured = f" --benchmarks {shlex.quote(','.join(benchmarks))}" if benchmarks else ""
     lines += [
         "Next:",
-        f"  basis-rl eval {place}{measured}",
+        *([] if benchmarks is None else [f"  basis-rl eval {place}{measured}"]),
         f"  basis-rl compare {place} OTHER_RUN",
         f"  basis-rl push {place} OWNER/NAME",
     ]

@@ -52,6 +52,7 @@ class EvalArguments(DataArguments):
         "Where the answer of a rollout is: box, tag, hashes, last_line, last_number or anywhere. `auto` is a box, or "
         "anywhere if no prompt asks for one.",
     )
+    chat_template: str | None = option(None, "As in a recipe, for a model that has not been trained with it yet.")
     chat_template_kwargs: str = option("{}", "For the chat template, as JSON: '{\"enable_thinking\": false}'.")
     limit: int | None = option(None, "The number of problems that are used of each benchmark, from its start.")
     on_invalid_gold: str = option("error", "What to do with problems whose gold cannot be right: 'error' or 'drop'.")

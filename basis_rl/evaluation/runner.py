@@ -123,6 +123,11 @@ class Evaluation:
         logged: dict[str, Any] = {"verdict": [None] * n}
         scores = call(reward, [row] * n, completions, logged)
         full = (getattr(reward, "reward_range", None) or (0.0, 1.0))[1]
+        if (most := max((score for score in scores if not math.isnan(score)), default=0.0)) > full:
+            raise ValueError(
+                f"A reward was {most:g}, and only the full score counts as right: {full:g}, where none is declared. "
+                "Declare its range: `my_reward.reward_range = (0, 10)`."
+            )
         cut = [[completion.truncated for completion in completions]] if isinstance(reward, AfterThought) else []
         answers = reward.answers(texts, [row["prompt"]] * n, *cut) if hasattr(reward, "answers") else texts
         plain = reward.plain(texts, [row["solution"]] * n) if hasattr(reward, "plain") else [None] * n

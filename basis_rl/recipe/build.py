@@ -178,6 +178,8 @@ def load_eval_data(
     sets = {}
     for item in run.eval_benchmarks:
         problems = load_benchmark(item, recipe.data, conversational=chat, limit=run.max_eval_samples)
+        if problems.name in (*sets, "held_out"):
+            raise ValueError(f"eval_benchmarks: '{problems.name}' is the name of two sets. Give another: NAME=SOURCE.")
         sets[problems.name] = problems.dataset.select_columns(["prompt", "solution", "prompt_id"])
     if recipe.data.test_fraction > 0 or recipe.data.dataset_test_split:
         sets["held_out"] = load_training_data(recipe, tokenizer, rewards, held_out=True)

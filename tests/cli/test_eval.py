@@ -291,6 +291,22 @@ def test_what_a_recipe_says_of_golds_and_of_thinking_holds_for_its_evaluation(op
     assert EvalArguments(model="m", **found).template_kwargs == {"enable_thinking": False}
 
 
+@pytest.mark.parametrize("key", ["tools", "environment"])
+def test_a_run_with_turns_is_not_measured_by_single_ones(key, options_of):
+    recipe = {key: "my.module:mine", "system_prompt": "Calculate."}
+    with pytest.raises(ValueError, match="single turns"):
+        options_of(recipe)
+    assert options_of(recipe, benchmarks="math500")["system_prompt"] == "Calculate."
+
+
+def test_a_base_model_is_asked_by_the_chat_template_of_the_recipe(model, sums, tmp_path):
+    (tmp_path / "own.jinja").write_text("{% for m in messages %}Own: {{ m['content'] }}{% endfor %}")
+    recipe = {"dataset_name": str(sums), "prompt_template": "{prompt}", "chat_template": str(tmp_path / "own.jinja")}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe | {"max_completion_length": 2}))
+    assert main(["eval", str(model), "--recipe", str(tmp_path / "r.yaml"), "--output_dir", str(tmp_path / "out")]) == 0
+    assert next(iter(read_rollouts(tmp_path / "out" / "sums.jsonl").values()))[0].prompt.startswith("Own: ")
+
+
 def test_benchmarks_are_graded_as_mathematics_whatever_grades_a_recipe_first(options_of):
     math = {"reward_funcs": ["format", "math_verify"], "prompt_template": "So: {prompt}"}
     assert options_of(math, benchmarks="math500")["reward_funcs"] == ["math_verify"]

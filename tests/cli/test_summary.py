@@ -38,6 +38,8 @@ def test_the_summary_tells_only_of_files_that_are_there(tmp_path):
     plain = summary([], tmp_path, "greedy")
     assert "before" not in plain
     assert f"basis-rl eval {tmp_path}\n" in plain
+    # A run with tools.
+    assert "basis-rl eval" not in summary(LOG, tmp_path, "greedy", None)
 
 
 def test_commands_can_be_pasted_whatever_the_folder_is_called(tmp_path):

@@ -192,6 +192,18 @@ def test_what_could_not_be_graded_is_wrong_and_counted():
     assert result["unscored"] == 1 / 2
 
 
+def test_a_reward_that_gives_more_than_the_full_score_has_to_declare_its_range(tmp_path):
+    def points(completions, **_):
+        return [10.0 * ("5" in text) + 1 for text in completions]
+
+    with pytest.raises(ValueError, match="reward_range"):
+        evaluation(tmp_path / "a").run(say, points)
+    points.reward_range = (1, 11)
+    evaluation(tmp_path / "b").run(say, points)
+    rows = [json.loads(line) for line in (tmp_path / "b" / "planted.jsonl").read_text().splitlines()]
+    assert [row["reward"] for row in rows] == [float("5" in row["completion"]) for row in rows]
+
+
 def test_of_two_lines_of_one_rollout_the_first_counts(tmp_path):
     file = RolloutFile(tmp_path, "twice", {})
     file.resume([], 1)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -217,6 +218,11 @@ def test_what_training_is_measured_on(parsed, tmp_path):
     sets = load_eval_data(parsed(**evaluated, eval_benchmarks=[str(mine)], max_eval_samples=3), tokenizer)
     assert {name: len(each) for name, each in sets.items()} == {"mine": 3, "held_out": len(held_out)}
     assert sets["held_out"]["prompt_id"] == held_out["prompt_id"]
+    (tmp_path / "other").mkdir()
+    twice = [str(mine), shutil.copy(mine, tmp_path / "other")]
+    for files in (twice, [shutil.copy(mine, tmp_path / "held_out.json")]):
+        with pytest.raises(ValueError, match="is the name of two sets"):
+            load_eval_data(parsed(**evaluated, eval_benchmarks=list(map(str, files))), tokenizer)
 
 
 def test_problems_that_are_trained_on_are_named(parsed, tmp_path, caplog):
