@@ -136,12 +136,12 @@ class ServedAdapters:
         client.hold(client.version)
         name = f"{self.own}{client.version}"
         folder = client.folder / name
+        self.names.append(name)
         folder.mkdir(parents=True)
         save_file(
             {key: value.cpu().contiguous() for key, value in tensors.items()}, folder / "adapter_model.safetensors"
         )
         (folder / "adapter_config.json").write_text(json.dumps(config, default=list))
-        self.names.append(name)
         self._ask("load", lora_name=name, lora_path=str(folder))
         if name not in client.server.model().names:
             raise WrongAnswer(
@@ -198,7 +198,8 @@ class ServedAdapters:
         count = max(0, len(self.names) - kept)
         dropped = self.names[:count]
         self.names = self.names[count:]
-        if not self.names:
+        # Without a version of ours it is that of another run, or one for merged weights.
+        if dropped and not self.names:
             shutil.rmtree(self.client.folder, ignore_errors=True)
         for name in dropped:
             shutil.rmtree(self.client.folder / name, ignore_errors=True)

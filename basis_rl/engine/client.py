@@ -185,7 +185,7 @@ class Client:
     def complete(self, body: dict[str, Any]) -> list[_Choice]:
         """Token ids of each completion of one request, in the order of their seeds, and whether it was cut off."""
         choices = checked_choices(self.url, body, self.ask("/v1/completions", body))
-        return [(choice["token_ids"], choice["finish_reason"] == "length") for choice in choices]
+        return [(choice["token_ids"], choice["finish_reason"] != "stop") for choice in choices]
 
 
 def server_urls(base_url: str | None, host: str = "0.0.0.0", port: int = 8000) -> list[str]:
@@ -249,7 +249,7 @@ def checked_choices(
     rows.sort(key=lambda row: row["index"])
     for row, prompt in zip(rows, (prompt for prompt in prompts for _ in range(settings["n"])), strict=True):
         name = f"choices[{row['index']}]"
-        if row.get("finish_reason") not in ("stop", "length"):
+        if row.get("finish_reason") not in ("stop", "length", "repetition"):
             raise RolloutError(f"{name} ended by {reprlib.repr(row.get('finish_reason'))}")
         if "prompt" in body:
             asked = row.get("prompt_token_ids")

@@ -179,6 +179,8 @@ def sample(
             ids = [_until_end(row, ends) for row in output[:, inputs["input_ids"].shape[1] :].tolist()]
             texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
             cut = [len(row) == config.max_new_tokens and row[-1] not in ended for row in ids]
+            if config.pad_token_id not in ends:
+                ids = [_without(row, config.pad_token_id) for row in ids]
             completions = list(map(Completion, texts, ids, cut))
             for k, index in enumerate(chunk):
                 yield index, completions[k * num_samples : (k + 1) * num_samples]
@@ -203,6 +205,14 @@ def prompt_tokens(prompt: str | list[dict[str, Any]], tokenizer: Any, template_k
 def _until_end(token_ids: list[int], ends: set[int]) -> list[int]:
     found = (position for position, token in enumerate(token_ids, 1) if token in ends)
     return token_ids[: next(found, None)]
+
+
+def _without(token_ids: list[int], padding: int) -> list[int]:
+    """Without the padding at the end; one token stays."""
+    count = len(token_ids)
+    while count > 1 and token_ids[count - 1] == padding:
+        count -= 1
+    return token_ids[:count]
 
 
 def load_model(name: str, *, use_cpu: bool = False, **settings: Any) -> PreTrainedModel:

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from basis_rl.engine.client import Client
-from basis_rl.engine.weights import default_folder, part_of
+from basis_rl.engine.weights import folder_for, part_of
 from basis_rl.run.errors import RequestRefused, RolloutError
 from basis_rl.sandbox import kernel
 
@@ -300,7 +300,7 @@ class Server:
 
     def _remove_segments(self) -> None:
         """Remove what the server has left there, except for what another process uses."""
-        for part in (default_folder(self.url), part_of(default_folder(self.url))):
+        for part in (folder_for(self.url), part_of(folder_for(self.url))):
             shutil.rmtree(part, ignore_errors=True)
         left = {path for path in self._segments if path.exists()}
         for process in _processes() if left else []:

@@ -79,7 +79,7 @@ class Servers:
         """Write the weights once; all servers load them."""
         for each in self.clients:
             each.version += 1
-        self._each("hold", self.clients[0].version)
+        self._each("hold", self.clients[0].version, merged=True)
         try:
             write_weights(self.folder, named_params)
             self._each("load")

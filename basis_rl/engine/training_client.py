@@ -23,7 +23,7 @@ from trl.generation.vllm_client import VLLMClient
 from basis_rl.engine.adapter import ServedAdapters, lora_missing
 from basis_rl.engine.client import Client, Session, checked_choices
 from basis_rl.engine.servers import joined
-from basis_rl.engine.weights import SyncSettings, default_folder, sizes_of, write_weights
+from basis_rl.engine.weights import SyncSettings, folder_for, sizes_of, write_weights
 from basis_rl.run.errors import RequestRefused, RolloutError, WrongAnswer
 from basis_rl.run.seams import attributes
 
@@ -61,7 +61,7 @@ class TrainingClient(VLLMClient):
         # TRL's session has no time limits and repeats requests, whatever they have done.
         self.session.close()
         self.session: Session = self.server.session
-        self.folder = settings.folder or default_folder(self.base_url)
+        self.folder = folder_for(self.base_url, settings.folder)
         self.version = 0
         # An id per worker, new with each start of the server. Empty if the server lacks our extension, which NCCL does
         # not need.

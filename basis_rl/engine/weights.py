@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -29,7 +30,7 @@ class SyncSettings:
 
     Attributes:
         transfer: ``nccl`` (TRL's) or ``folder``.
-        folder: None is a place in this machine's shared memory.
+        folder: in which weights get a folder of their own; None is this machine's shared memory.
         tolerance: bound on ``rollout/sync_error``.
         request_timeout: seconds that one request may take.
         recovery_timeout: seconds to wait for a server that failed.
@@ -127,8 +128,13 @@ def part_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.part")
 
 
-def default_folder(url: str) -> Path:
-    """A folder in this machine's shared memory, one for each user and server."""
+def folder_for(url: str, given: Path | None = None) -> Path:
+    """The folder of weights for a server, which is removed when they are loaded: one of our own in the `given` one, or
+    in this machine's shared memory."""
+    name = url.split("//")[-1].replace(":", "-").replace("/", "-")
+    if given is not None:
+        # Other runs, of other machines too, may use it.
+        return given / f"basis-rl-{os.getuid()}-{socket.gethostname()}-{name}"
     # Without shared memory, a folder in the user's cache.
     root = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(torch.hub.get_dir()).parent
-    return root / f"basis-rl-{os.getuid()}" / url.split("//")[-1].replace(":", "-").replace("/", "-")
+    return root / f"basis-rl-{os.getuid()}" / name

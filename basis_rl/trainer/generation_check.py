@@ -24,6 +24,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "num_return_sequences": (1, "num_generations sets the number of rollouts per prompt"),
     "n": (1, "num_generations sets the number of rollouts per prompt"),
     "num_beams": (1, "the loss is that of samples, which the result of a beam search is not"),
+    "seed": (None, "requests with one seed draw with the same random numbers, so that rollouts would be copies"),
     "logprobs": (0, "the loss reads the log-probability of the sampled token"),
 }
 # Settings for which transformers builds a processor of logits that leaves their distribution as it is, and the one that

@@ -345,6 +345,8 @@ def test_a_right_answer_is_taken_in_the_order_of_its_numbers():
     assert checked_choices("http://there", ASKED, {"choices": mixed}, 9) == expected
     content = [{"token": "token_id:5", "logprob": -1, "top_logprobs": []}]
     row = {"index": 0, "token_ids": [5], "finish_reason": "length", "logprobs": {"content": content}}
+    looping = {"choices": [{**choice, "finish_reason": "repetition"} for choice in mixed]}
+    assert [row["finish_reason"] for row in checked_choices("http://there", ASKED, looping, 9)] == ["repetition"] * 4
     body = {"token_ids": [1, 2], "sampling_params": {"n": 1, "max_tokens": 4, "logprobs": 0}}
     assert checked_choices("http://there", body, {"choices": [row]}, 9) == [row]
     with pytest.raises(WrongAnswer, match="logprobs of tokens"):

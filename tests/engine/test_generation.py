@@ -16,6 +16,7 @@ import torch
 
 from basis_rl.baselines import OptimalTokenBaseline, ReMax
 from basis_rl.engine import prompt_tokens
+from basis_rl.engine.weights import folder_for
 from basis_rl.run import checkpoint
 from basis_rl.run.errors import RequestRefused, ServerLost, SyncError, WrongAnswer
 from basis_rl.trainer import BasisTrainer
@@ -435,6 +436,17 @@ def test_a_folder_that_the_server_does_not_see_is_refused_before_training(server
     monkeypatch.setattr(ModelServer, "basis_state", lambda self, *token: {**self.worker.basis_state(), "sees": False})
     with pytest.raises(ValueError, match=r"does not see the folder .* Set vllm_sync_folder to a folder that both see"):
         trainer(tmp_path, model, server.url, "rloo")
+
+
+def test_what_else_is_in_a_shared_folder_stays_there(server, model, tmp_path):
+    """Other runs' weights too, which have another folder."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "mine").touch()
+    trained = trainer(tmp_path / "run", model, server.url, "rloo", max_steps=1, vllm_sync_folder=str(shared))
+    trained.train()
+    assert [path.name for path in shared.iterdir()] == ["mine"]
+    assert len({folder_for(url, shared) for url in ("http://a:1", "http://a:2", "http://b:1")}) == 3
 
 
 def test_a_server_without_our_extension_is_probed_after_each_batch(server, model, tmp_path):

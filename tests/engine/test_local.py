@@ -61,6 +61,7 @@ def test_a_completion_that_ended_at_a_stop_string_is_not_truncated():
     # At the limit the last token may have been a stop string.
     assert not any(c.truncated and any(char in string.ascii_letters for char in c.text[:-1]) for c in found)
     assert {c.truncated for c in found} == {True, False}
+    assert {len(c.token_ids) for c in found if c.token_ids[-1] == tiny_tokenizer().pad_token_id} <= {1}
 
 
 def test_ends_are_the_tokenizers_and_the_checkpoints():

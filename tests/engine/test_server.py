@@ -23,7 +23,7 @@ from basis_rl.engine.server import (
     free_port,
     kept_alive,
 )
-from basis_rl.engine.weights import default_folder, part_of
+from basis_rl.engine.weights import folder_for, part_of
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -169,7 +169,7 @@ def test_a_killed_server_leaves_nothing_in_shared_memory(tmp_path, monkeypatch):
     """Neither its own segments, though it was killed before `stop`, nor the weights that were on their way to it."""
     monkeypatch.setattr(Server, "command", lambda self: [sys.executable, "-c", LEAVES_SEGMENTS])
     server = Server(ServerOptions("model", port=free_port(), log=tmp_path / "log"))
-    weights = default_folder(server.url)
+    weights = folder_for(server.url)
     part_of(weights).mkdir(parents=True)
     server.launch()
     while len(names := (tmp_path / "log").read_text().split()) < 2:

@@ -61,6 +61,7 @@ def test_all_servers_get_the_weights_and_share_the_rollouts(stream, two, model, 
     for each in two:
         assert each.loads == 3
         assert each.worker.basis_state()["owner"] is None, "released"
+        assert each.worker.basis_state()["merged"], "an adapter does not belong on these weights"
         # The weights of the last push are those before the last step.
         assert each.model.state_dict().keys() == expected.keys()
     first, second = (each.model.state_dict() for each in two)

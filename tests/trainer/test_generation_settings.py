@@ -30,6 +30,7 @@ MISTAKES = {
     "length": (kwargs(max_new_tokens=9), kwargs(max_new_tokens=6), "set max_completion_length itself"),
     "greedy": (kwargs(do_sample=False), kwargs(do_sample=True), "rollouts of a prompt would be the same"),
     "copies": (kwargs(num_return_sequences=2), kwargs(num_return_sequences=1), "num_generations sets the number"),
+    "seed": (SERVED | kwargs(seed=3), SERVED | kwargs(seed=None), "rollouts would be copies"),
     "beams": (kwargs(num_beams=4), kwargs(num_beams=1), "which the result of a beam search is not"),
     "misspelt": (kwargs(min_new_token=2), kwargs(min_new_tokens=2) | ALLOWED, "Did you mean 'min_new_tokens'"),
     "of vLLM only": (kwargs(stop=["a"]), SERVED | kwargs(stop=["a"]), "GenerationConfig has no 'stop'"),
