@@ -1,6 +1,6 @@
 """What ends higher, groups or single rollouts, if each is trained at its own best learning rate?
 
-    python -m studies.clock.control --model FOLDER --bf16 [--rows ROW ...] [--tune_only] [--at_most RUNS]
+    python -m studies.clock.control --model FOLDER --bf16 [--rows ROW ...] [--tune_only | --rate RATE] [--at_most RUNS]
 
 The arithmetic task of `studies.clock.study`, with 1,100 problems to train on and 1,000 held out; 40 steps of 64
 rollouts; greedy accuracy every eight steps, with ``--bf16`` by weights rounded to it (one core measures 1,000 problems
@@ -202,6 +202,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="runs/smollm2/model", help="folder with SmolLM2-135M-Instruct")
     parser.add_argument("--rows", nargs="+", choices=list(COUNTED), default=list(COUNTED))
     parser.add_argument("--tune_only", action="store_true", help="no counted seeds")
+    parser.add_argument("--rate", type=float, help="count at this rate, without the search for the best one")
     parser.add_argument("--at_most", type=int, default=10**6, help="runs of this call")
     parser.add_argument("--bf16", action="store_true", help="for processors that have it")
     parser.set_defaults(task="arithmetic", steps=40, every=8, micro_batch=64, problems=1_100, held_out=1_000, threads=1)
@@ -218,7 +219,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
         options.steps, options.every, options.problems, options.held_out = 4, 1, 100, 10
     runs = Runs(options)
     try:
-        rates = {row: tuned(runs, row) for row in options.rows}
+        rates = {row: options.rate or tuned(runs, row) for row in options.rows}
         # Seed by seed, so that the rows can be compared wherever it stops.
         for seed in range(0 if options.tune_only else max(COUNTED.values())):
             for row, rate in rates.items():
