@@ -269,10 +269,7 @@ def test_what_is_broken_is_told(broken, message):
             but(Rloo, update=lambda self, batch: batch.rewards.zero_()),
             "`rewards` that it is given in `update`$",
         ),
-        (
-            values_but(lambda values, batch: 1e4 * values, Rloo),
-            "- bounded: .* more than 1,000 times",
-        ),
+        (values_but(lambda values, batch: 1e4 * values, Rloo), "- bounded: .* more than 1,000 times"),
         (returning(metrics=lambda f, b: {"mean": float(b.rewards.mean())}), r"metrics .* finite numbers: \['mean'\]"),
         (returning(metrics=lambda found, batch: None), "returns metrics that are a NoneType, not a dict$"),
         (returning(values=lambda found, _: found.values.clone().requires_grad_()), "values that require a gradient"),
