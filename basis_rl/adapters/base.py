@@ -83,10 +83,10 @@ class Estimator:
             **signals,
         )
         result = self.baseline.advantages(batch)
-        if scores.isinf().any() or not result.values.isfinite().all():
-            raise ValueError(
-                f"'{self.name}': a reward is infinite, or the advantages of batch {self.step} are not finite."
-            )
+        finite = result.values.isfinite().all() and result.baseline.isfinite().all()
+        if scores.isinf().any() or not finite:
+            what = f"the advantages or baselines of batch {self.step} are not finite"
+            raise ValueError(f"'{self.name}': a reward is infinite, or {what}.")
         self.baseline.update(batch)
         self.step += 1
         self.metrics = result.metrics

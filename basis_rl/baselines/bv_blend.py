@@ -60,7 +60,9 @@ class BVBlend(RangedBelief):
             a number in [0, 1], the fixed w of the ablation.
         mapping: ``exp(-u)``, ``inverse`` ``1 / (1 + u)`` or ``linear`` ``max(0, 1 - u)``.
         variance: ``shrunk`` to the prior, or that of the ``paper``.
-        target: see `BasisHistory`; b is then a function of the blend with the mean of the group's other rollouts.
+        target: see `BasisHistory`; b is then a function of the blend with the mean of the group's other rollouts. As
+            equal rewards of a group may be far from it, ``sigma_G^2`` is drawn towards the prior as well, by the mass
+            G. A cold cluster has advantages at G = 1, and shrunk, ``|A|`` is at most ``sqrt((N + N0) / (N0 V_prior))``.
         eps: > 0.
 
     Raises:
@@ -118,6 +120,10 @@ class BVBlend(RangedBelief):
             return torch.exp(-u)
         return 1.0 / (1.0 + u) if self.mapping == "inverse" else (1.0 - u).clamp(min=0.0)
 
+    def _shrunk(self, variance: Tensor, mass: Tensor) -> Tensor:
+        """The variance of so many rollouts, drawn towards the prior."""
+        return (mass * variance + self.prior_mass * self.prior_variance) / (mass + self.prior_mass)
+
     def _blend(self, batch: RolloutBatch) -> tuple[Tensor, ...]:
         """Of each rollout, ``(N,)``: baseline, scale, confidence, the group's mean, whether its cluster has a past; and
         the baseline without the own reward, by which `target` is told apart."""
@@ -130,13 +136,16 @@ class BVBlend(RangedBelief):
         m1, m2, mass = torch.tensor([state or (0.0, 0.0, 0.0) for state in known], dtype=torch.float64).T
         past_variance = (m2 - m1**2).clamp(min=0.0)
         if self.variance == "shrunk":
-            past_variance = (mass * past_variance + self.prior_mass * self.prior_variance) / (mass + self.prior_mass)
+            past_variance = self._shrunk(past_variance, mass)
         weight = torch.where(warm, self._weight(past_variance.sqrt(), mass), 0.0)
 
         # A group without a reward has no mean: 0 keeps the arithmetic finite, and its rows are left out below.
-        present = segment_count(rewards, groups) > 0
-        mean = torch.where(present, group_mean(rewards, groups), 0.0)
-        variance = torch.where(present, group_mean((rewards - mean) ** 2, groups), 0.0)
+        count = segment_count(rewards, groups)
+        mean = torch.where(count > 0, group_mean(rewards, groups), 0.0)
+        variance = torch.where(count > 0, group_mean((rewards - mean) ** 2, groups), 0.0)
+        if self.optimal.is_on:
+            # b is not the group's mean then, so equal rewards may be far from it.
+            variance = self._shrunk(variance, count)
         # Eqs. 10 and 11.
         baseline = weight * m1 + (1 - weight) * mean
         scale = (weight * past_variance + (1 - weight) * variance).sqrt()

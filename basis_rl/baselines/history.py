@@ -204,7 +204,9 @@ class BasisHistory(RangedBelief):
         return self.range.unscaled(value), (high - low) ** 2 * spread.clamp(min=0.0)
 
     def _log_prior(self) -> Tensor:
-        return -0.5 * (self.shifts - self.shift_mean) ** 2 / (self.shift_variance + self.shift_drift)
+        # With no drift many rewards put all weight on one candidate: it stands for all shifts that are nearest to it.
+        cell = float(self.shifts[:2].diff().square().sum()) / 12
+        return -0.5 * (self.shifts - self.shift_mean) ** 2 / max(self.shift_variance + self.shift_drift, cell)
 
     def _log_likelihood(self, mean: Tensor, rewards: Tensor) -> Tensor:
         return equations.shift_log_likelihood(self.log_weights.exp() @ mean, rewards, self.shifts)

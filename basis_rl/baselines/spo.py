@@ -45,8 +45,9 @@ class Spo(RangedBelief):
             the prompt's rollouts of now and of then, which needs no further pass, but makes rho rather too small.
         normalize: whether to subtract the mean and divide by the deviation; without it ``A = r - v``, whose own reward
             is excluded.
-        target: see `BasisHistory`. With another than ``value``, `normalize` divides by the deviation alone, since the
-            mean would move b away from its target.
+        target: see `BasisHistory`. With another than ``value``, `normalize` only divides, by the root mean square of
+            ``r - b``: the mean would move b away from its target, and without it ``r - b`` may be far from 0 where its
+            deviation is not.
         accept_mismatch: see `Basis`.
         fixed_range, ev_gate: see `BasisHistory`.
 
@@ -94,16 +95,20 @@ class Spo(RangedBelief):
         believes = self.range.known and self.gate.is_open
         tracked = self.believed(batch.prompt_ids)[0] if believes else mean_of_others(batch)
         away = (rewards - tracked)[scorable]
+        # Of one rollout there is no deviation.
+        normalize = self.normalize and len(away) > 1
         baseline = tracked
-        scale: Tensor | float = 1.0
-        if self.normalize and len(away) > 1:
-            # The mean is a part of the baseline: the advantage is (r - baseline) / scale.
-            baseline = tracked + away.mean()
-            scale = away.std() + 1e-8
         told: dict[str, float] = {}
         if self.optimal.is_on:
             baseline, told = self.optimal(tracked, batch.action_mask, self.range.known_ends if believes else None)
-        values = where_scorable(batch, less_baseline(batch.rewards, baseline) / scale)
+        elif normalize:
+            # The mean is a part of the baseline: the advantage is (r - baseline) / scale.
+            baseline = tracked + away.mean()
+        values = where_scorable(batch, less_baseline(batch.rewards, baseline))
+        if normalize:
+            counts = scorable if values.ndim == 1 else scorable[:, None] & batch.action_mask
+            scale = values[counts].square().mean().sqrt() if self.optimal.is_on else away.std()
+            values = values / (scale + 1e-8)
         known = [name in self.trackers for name in batch.prompt_ids]
         metrics = {"tracked": float(tracked.mean()), "known": sum(known) / max(1, len(known)), **told}
         metrics |= self.range.metrics() | self.gate.metrics()

@@ -37,6 +37,9 @@ _TOLERANCE = 1e-5
 # the reward functions come with their rewards.
 _OPTIONAL = frozenset(SIGNALS) - OF_UPDATE - {"kl", "reward_weights"}
 _ORDINARY = "(rows without a reward are NaN in `rewards`)"
+_EQUAL = "all rewards are equal (their deviation is 0)"
+# The largest advantage, in ranges of the rewards.
+_MOST = 1000
 
 Range = tuple[float, float]
 # What is special about a case -> least and largest reward, whether there are others in between, and whether the
@@ -332,7 +335,19 @@ class _Promises:
 
     def equal_rewards(self) -> None:
         for reward in self.ends:
-            self._survives(self._scored, reward, "all rewards are equal (their deviation is 0)")
+            self._survives(self._scored, reward, _EQUAL)
+
+    def bounded(self) -> None:
+        """Also for prompts that it has not met, when others have told it which rewards there are."""
+        low, high = self.ends
+        few, others = (replace(self, ids=ids)._next(unscored=False) for ids in (self.ids[:2], self.ids[2:]))
+        for _ in range(2):
+            for rewards, when in ((low, f"when {_EQUAL}"), (high, f"when {_EQUAL}"), (others.rewards, _ORDINARY)):
+                found = _advantages(self._baseline, _with_rewards(others, rewards), when)
+                message = f"more than {_MOST:,} times the range of the rewards (is it divided by a deviation near 0?)"
+                small = found.values.abs().max() <= _MOST * (high - low)
+                require(small, f"gives an advantage of {message}")
+            self._baseline.update(copy.deepcopy(few))
 
     def no_side_effect(self) -> None:
         # In no order that sorting would leave as it is.

@@ -910,7 +910,8 @@ class BasisTrainer(GRPOTrainer):
         """What the baseline makes of the batch.
 
         Raises:
-            ValueError: advantages of another shape, or not finite, or for tokens where the objective averages them.
+            ValueError: advantages of another shape, or for tokens where the objective averages them; or they or the
+                baseline are not finite.
         """
         result = self.baseline.advantages(batch)
         name = type(self.baseline).__name__
@@ -921,8 +922,10 @@ class BasisTrainer(GRPOTrainer):
             )
         if result.values.ndim == 2:
             check_token_advantages(name, self.objective)
-        if not bool(result.values.isfinite().all()):
-            raise ValueError(f"{name} returned advantages that are not finite in generation batch {batch.step}.")
+        # A baseline that is not finite may have an advantage of 0 everywhere.
+        for what, found in (("advantages that are", result.values), ("a baseline that is", result.baseline)):
+            if not bool(found.isfinite().all()):
+                raise ValueError(f"{name} returned {what} not finite in generation batch {batch.step}.")
         return result
 
     def _log_advantages(self, batch: RolloutBatch, values: Tensor, metrics: dict[str, float]) -> None:

@@ -87,8 +87,9 @@ class ValueTable:
         return prompt_id in self._row
 
     def rewards(self, prompt_id: str) -> list[float]:
-        """The scored rewards of one prompt."""
-        return self._rewards[self._row[prompt_id]].tolist()
+        """The scored rewards of one prompt, which must be in the table."""
+        (row,) = self._rows([prompt_id])
+        return self._rewards[row].tolist()
 
     @property
     def means(self) -> Tensor:

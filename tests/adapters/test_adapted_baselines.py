@@ -123,12 +123,13 @@ def test_of_an_infinite_reward_nothing_is_learnt(name):
     torch.testing.assert_close(estimator.estimate(*drawn(1)), other.estimate(*drawn(1)))
 
 
-def test_advantages_that_are_not_finite_are_not_handed_on():
+@pytest.mark.parametrize("broken", ["values", "baseline"])
+def test_advantages_that_are_not_finite_are_not_handed_on(broken):
     class Broken(BasisHistory):
         def advantages(self, batch):
             result = super().advantages(batch)
-            result.values[0] = math.nan
+            getattr(result, broken)[0] = math.nan
             return result
 
-    with pytest.raises(ValueError, match="advantages of batch 0 are not finite"):
+    with pytest.raises(ValueError, match="advantages or baselines of batch 0 are not finite"):
         Estimator(Broken(), "X").estimate(*drawn(0))

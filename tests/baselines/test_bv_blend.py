@@ -108,6 +108,22 @@ def test_the_largest_advantage_grows_with_the_root_of_the_clusters_rollouts(grou
     assert 0.4 * bound < largest <= max(bound, math.sqrt(group - 1))
 
 
+@pytest.mark.parametrize("temperature", [0.2, 0.05])
+@pytest.mark.parametrize("target", ["optimal", "optimal_token"])
+def test_with_a_target_the_bound_holds_in_cold_clusters_too(target, temperature):
+    """Where a group of one, or of equal rewards, has no deviation and b is not its mean."""
+    clusters = {f"p{i}": i // 4 for i in range(12)}
+    blend = BVBlend(clusters, target=target, temperature=temperature)
+    blend.range.declare((0.0, 1.0))
+    odd = batch_of([0.0, 1.0, 0.0, 1.0], ["p0", "p1", "p4", "p8"])
+    whole = batch_of([1.0] * 8, groups=[0] * 4 + [8] * 4)
+    for step in range(4):
+        for batch in (odd, whole):
+            assert blend.advantages(batch).values.abs().max() <= 2 * math.sqrt(8 + 1)
+        rewards = torch.tensor([0.0, 1.0]).repeat(4)
+        blend.update(batch_of(rewards, [f"p{i % 4}" for i in range(8)], step=step, gradient_energies=torch.ones(8, 2)))
+
+
 def test_groups_with_equal_rewards_are_revived():
     # p0 and p3 share a cluster: one was all right, one all wrong. GRPO sees nothing in either.
     batch, blend = batch_of([1.0] * 12 + [0.0] * 12, groups=torch.arange(24) // 4), BVBlend(CLUSTERS)

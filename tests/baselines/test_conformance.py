@@ -64,7 +64,7 @@ def test_registered_baselines_conform(name, kwargs):
             baseline.curve = torch.zeros_like(baseline.betas)
         return baseline
 
-    assert len(check_baseline(build, IDS)) == 18
+    assert len(check_baseline(build, IDS)) == 19
 
 
 WITH_STATE = {"basis": {"values": TABLE, "target": "optimal"}, "bv_blend": {"clusters": CLUSTERS, "target": "optimal"}}

@@ -169,6 +169,20 @@ def test_update_is_one_step_of_the_belief(belief):
         assert baseline.variance[:, row].tolist() == pytest.approx([expected[1]] * 6)
 
 
+def test_a_shift_that_stands_still_is_known_no_better_than_the_grid_is_fine():
+    """So many rollouts tell it exactly, but it must be learnt further."""
+    generator = torch.Generator().manual_seed(0)
+    baseline = BasisHistory(shift_drift=0.0, target="value", fixed_range=(0, 1))
+    ids = [f"p{i}" for i in range(512)]
+    right = torch.rand(512, generator=generator)
+    for step in range(60):
+        batch = batch_of((torch.rand(512, generator=generator) < right).float(), ids, step=step)
+        baseline.update(batch)
+    found = baseline.advantages(batch)
+    assert found.baseline.isfinite().all()
+    assert 0 < float(found.values.square().mean()) < 0.2
+
+
 def test_a_batch_without_rewards_says_nothing_about_the_drift():
     baseline = BasisHistory(TABLE)
     for step in range(3):

@@ -235,6 +235,18 @@ def test_a_rollout_of_the_least_or_largest_reward_keeps_a_gradient():
     assert found.values.min() >= -0.05
 
 
+@pytest.mark.parametrize("target", ["optimal", "optimal_token"])
+def test_normalised_advantages_are_bounded_where_all_rollouts_are_wrong(target):
+    """Their residuals are equal, so that they have no deviation."""
+    baseline = build_baseline("spo", target=target, fixed_range=(0, 1))
+    for step in range(3):
+        batch = batch_of([0.0] * 8, gradient_energies=torch.ones((8, 2)), step=step)
+        values = baseline.advantages(batch).values
+        assert (values < 0).all()
+        assert values.abs().max() <= math.sqrt(8) + 1e-6
+        baseline.update(batch)
+
+
 @pytest.mark.parametrize("groups", [[0, 1, 2, 3], [0, 0, 1, 1]])
 def test_a_blend_does_not_tell_its_target_the_own_reward(groups):
     """At one rollout per prompt the blend's group mean is the own reward itself, which would predict it best."""

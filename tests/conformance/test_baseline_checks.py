@@ -269,6 +269,7 @@ def test_what_is_broken_is_told(broken, message):
             but(Rloo, update=lambda self, batch: batch.rewards.zero_()),
             "`rewards` that it is given in `update`$",
         ),
+        (values_but(lambda values, batch: 1e4 * values, Rloo), "- bounded: .* more than 1,000 times"),
         (returning(metrics=lambda f, b: {"mean": float(b.rewards.mean())}), r"metrics .* finite numbers: \['mean'\]"),
         (returning(metrics=lambda found, batch: None), "returns metrics that are a NoneType, not a dict$"),
         (returning(values=lambda found, _: found.values.clone().requires_grad_()), "values that require a gradient"),
@@ -384,7 +385,7 @@ def test_what_cannot_be_built_is_one_message(broken, message):
 
 def test_what_conforms_does_so_in_every_form():
     passed = check_baseline(TokenValues)
-    assert len(passed) == 18
+    assert len(passed) == 19
     kinds = (WithState, WithState(), Locked, functools.partial(needs, 1.0))
     assert all(check_baseline(kind) == passed for kind in kinds)
 

@@ -190,12 +190,25 @@ class NotFinite(Baseline):
         return Advantages(values=values, baseline=torch.zeros_like(values))
 
 
+class NoBaseline(Baseline):
+    def advantages(self, batch):
+        values = torch.zeros_like(batch.rewards)
+        return Advantages(values=values, baseline=values + math.nan)
+
+
 class WrongShape(Baseline):
     def advantages(self, batch):
         return Advantages(values=torch.zeros(3), baseline=torch.zeros(3))
 
 
-@pytest.mark.parametrize(("baseline", "message"), [(NotFinite(), "not finite"), (WrongShape(), r"of shape \(3,\)")])
+@pytest.mark.parametrize(
+    ("baseline", "message"),
+    [
+        (NotFinite(), "advantages that are not finite"),
+        (NoBaseline(), "a baseline that is not finite"),
+        (WrongShape(), r"of shape \(3,\)"),
+    ],
+)
 def test_a_bad_baseline_stops_the_run_by_name(baseline, message, tmp_path):
     trainer = tiny_trainer(tmp_path, baseline)
     with pytest.raises(ValueError, match=message):

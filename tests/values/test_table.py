@@ -85,8 +85,10 @@ def test_impossible_tables(rewards, span, message):
 def test_a_prompt_that_is_not_in_the_table():
     with pytest.raises(ValueError, match=r"1 of 2 training prompts are not in the value table .* prompt_id 'z'"):
         ValueTable.from_rewards(REWARDS).check(context({"a": "", "z": ""}))
-    with pytest.raises(ValueError, match="prompt_id 'z' is not in the value table"):
-        ValueTable.from_rewards(REWARDS).tilt(["a", "z"])
+    table = ValueTable.from_rewards(REWARDS)
+    for look_up in (lambda: table.tilt(["a", "z"]), lambda: table.rewards("z")):
+        with pytest.raises(ValueError, match="prompt_id 'z' is not in the value table"):
+            look_up()
 
 
 @pytest.mark.parametrize(
