@@ -514,8 +514,8 @@ class BasisTrainer(GRPOTrainer):
                     # It would still make one where a generation batch outlasts an optimizer step.
                     recordings.enter_context(attributes(self.args, gradient_accumulation_steps=self._generate_every))
             if training and self._streamed is not None:
-                # The conversations had environments of their own.
-                given = {"environment_factories": None, "rollout_func": self._handed_over}
+                # The conversations had environments of their own, and TRL would reset those that an evaluation has left.
+                given = {"environment_factories": None, "environments": None, "rollout_func": self._handed_over}
                 recordings.enter_context(attributes(self, **given))
             # Environments, tools and rewards are called in there.
             recordings.enter_context(self._numbers.lent())
