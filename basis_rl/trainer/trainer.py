@@ -736,7 +736,7 @@ class BasisTrainer(GRPOTrainer):
         """``(N, F)`` of all ranks' rollouts. Raises RewardFailed on every rank if a function fails on one."""
         rows = [{**row, "truncated": self._is_truncated(ids)} for row, ids in zip(inputs, token_ids, strict=True)]
         stream = self._streamed.stream if self._streamed is not None else None
-        with nullcontext() if stream is None else stream.grader.turn:
+        with nullcontext() if stream is None else stream.grader.alone(stream.pace.seconds):
             scores: Tensor = super()._calculate_rewards(rows, prompts, completions, token_ids)
         self._guard.check()
         return scores

@@ -302,6 +302,37 @@ def test_a_function_that_hangs_takes_the_rewards_of_its_call_alone(alone):
     assert calls in ([1, 3], [1, 1, 2], [1, 2, 1], [1, 1, 1, 1])
 
 
+def test_an_evaluation_waits_no_longer_than_a_rollout_for_a_function_that_hangs(alone):
+    began, hangs = threading.Event(), threading.Event()
+
+    def slow(prompts, **given):
+        if not began.is_set():
+            began.set()
+            hangs.wait(LATE)
+        return [1.0] * len(prompts)
+
+    made = alone([slow], seconds=0.3)
+    entered = []
+
+    def evaluate():
+        with made.grader.alone(0.3):
+            assert not made.grader.turn.acquire(blocking=False), "two calls at once"
+            entered.append(True)
+
+    made.submit(now)
+    assert began.wait(LATE)
+    evaluation = threading.Thread(target=evaluate, daemon=True)
+    evaluation.start()
+    evaluation.join(5.0)
+    assert entered
+    made.ended(1)
+    made.submit(now)
+    found = [rollout for *_, (rollout,) in made.stream.take(0, 0, 0)]
+    hangs.set()
+    assert [each.failure for each in found] == ["grading took more than 0.3 s", ""]
+    assert found[1].rewards == [1.0]
+
+
 def test_a_coroutine_that_hangs_leaves_calls_one_at_a_time(alone):
     """Its group is given up; the function beside it is still called by one thread at a time."""
     running, most, first = Counter(), Counter(), []
