@@ -626,6 +626,9 @@ class BasisTrainer(GRPOTrainer):
         """The rollouts that a stream has brought, as TRL takes them from a `rollout_func`."""
         assert self._served is not None
         fields = {"prompt_ids": "prompt_ids", "completion_ids": "completion_ids", "logprobs": "log_probs"}
+        if not self.tools:
+            # With tools TRL takes it from the loop over turns; without it, what stands for a failed rollout has a loss.
+            fields["env_mask"] = "tool_mask"
         return {key: [getattr(each, name) for each in self._served] for key, name in fields.items()}
 
     def _generate_single_turn(self, prompt_ids: Any, images: Any, fields: Any, *args: Any, **kwargs: Any) -> Any:
