@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from inspect import signature
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -429,6 +429,9 @@ class BasisTrainer(GRPOTrainer):
         ids = prompt_ids_of(self.train_dataset, self.reads)
         self.dataset_identity = run_state.dataset_identity(ids)
         self._epoch_order: tuple[int, list[int]] = (-1, [])
+        # Whether batches in dataset order are taken by their number. Images come from the data loader.
+        columns = getattr(self.train_dataset, "column_names", None) or ()
+        self._numbered = isinstance(self.train_dataset, Dataset) and not IMAGES & set(columns)
         self.selection: Selection | None = None
         self._resampling: Resampling | None = None
         self._coverage: Coverage | None = None
@@ -462,15 +465,15 @@ class BasisTrainer(GRPOTrainer):
         return StreamedBatches(engine, stream, pace, self._block, self.train_dataset)
 
     def _block(self, number: int) -> Draw:
-        """The prompts of a generation batch, drawn by the sampler or, in dataset order, those of TRL's sampler."""
+        """The prompts of a generation batch, drawn by the sampler or, in dataset order, those of TRL's sampler. They go
+        by its number: transformers resumes its data loader by optimizer steps, of which a batch may have had more."""
         if self.selection is not None:
             return self.selection.draw(number)
-        size = self.args.generation_batch_size
-        epoch, place = divmod(number, len(self.train_dataset) * self.num_generations // size)
+        size = self.args.generation_batch_size // self.num_generations
+        epoch, place = divmod(number, len(self.train_dataset) // size)
         if self._epoch_order[0] != epoch:
-            self._epoch_order = (epoch, list(self.epoch_order(epoch)))
-        rows = self._epoch_order[1][place * size : (place + 1) * size : self.num_generations]
-        return Draw(torch.tensor(rows), None, {})
+            self._epoch_order = (epoch, list(islice(self.epoch_order(epoch), 0, None, self.num_generations)))
+        return Draw(torch.tensor(self._epoch_order[1][place * size : (place + 1) * size]), None, {})
 
     def log_metric(self, name: str, value: float) -> None:
         """Add a value to a metric of the mode (training or evaluation) that the model is in; the log has their mean."""
@@ -498,6 +501,9 @@ class BasisTrainer(GRPOTrainer):
             if self._resampling is not None:
                 # TRL does not hand the rows on to `_generate`, which resamples.
                 self._resampling.inputs = inputs
+        elif training and self._numbered:
+            rows = self._block(self._generation_batch).rows.repeat_interleave(self.num_generations)
+            inputs = rows_of_rank(self.train_dataset, rows, self.accelerator)
         mode = self.args.vllm_importance_sampling_mode
         is_ours = mode in (*REJECTIONS, BYPASS)
         with ExitStack() as recordings:

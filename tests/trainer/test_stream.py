@@ -322,7 +322,7 @@ def test_a_conversation_is_what_trls_loop_makes_of_it(surroundings, tmp_path):
             tmp_path / "run", "reinforce_pp", cls=BasisTrainer, model=folder,
             tools=[tooled.calculator] if surroundings == "tools" else [],
             use_vllm=True, vllm_mode="server", vllm_server_base_url=server.url, generation_kwargs=allowed,
-            max_completion_length=40, num_generations=1, **{**SETTINGS, **more},
+            max_completion_length=40, num_generations=1, shuffle_dataset=False, **{**SETTINGS, **more},
         )  # fmt: skip
         engine = trained.vllm_generation
         engine.temperature = 0.0
