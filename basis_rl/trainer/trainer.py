@@ -756,9 +756,13 @@ class BasisTrainer(GRPOTrainer):
 
     def _scores_unlogged(self, *given: Any) -> Tensor:
         """The same; what reward functions log is dropped."""
-        logs: Any = copy.deepcopy((self._pending_extra_logs, self._pending_metrics))
+        logs = (self._pending_extra_logs, self._pending_metrics)
+        before = copy.deepcopy(logs)
         scores = self._scores(*given)
-        self._pending_extra_logs, self._pending_metrics = logs
+        # In place: a resampling goes on with these very dictionaries.
+        for log, old in zip(logs, before, strict=True):
+            log.clear()
+            log.update(old)
         return scores
 
     def _total(self) -> Tensor:

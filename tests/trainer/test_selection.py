@@ -448,7 +448,11 @@ def test_groups_without_variance_are_replaced_and_all_rollouts_counted(tmp_path)
     def always(completions, **kwargs):
         return [1.0] * len(completions)
 
-    kept = run(tmp_path, "grpo", Dynamic(max_refills=12), reward_funcs=rare, max_steps=8)
+    def noting(completions, log_extra, **given):
+        log_extra("said", [each[0]["content"] for each in completions])
+        return rare(completions, **given)
+
+    kept = run(tmp_path, "grpo", Dynamic(max_refills=12), reward_funcs=noting, max_steps=8)
     plain = run(tmp_path, "grpo", Dynamic(max_refills=1), reward_funcs=always)
 
     def varied(trainer):
@@ -460,6 +464,9 @@ def test_groups_without_variance_are_replaced_and_all_rollouts_counted(tmp_path)
         assert all(n % 2 for n in first)
         assert len(set(each.ids)) == 4
         assert each.batch.rewards.shape == (16,)
+    noted = list(zip(kept._logs["extra"]["said"], kept._logs["completion"], strict=True))
+    assert all(said in (None, completion) for said, completion in noted)
+    assert (None in dict(noted)) == (logged(kept, "refills")[-1] > 0)
     refills = logged(kept, "refills")
     assert sum(refills) > 0
     assert kept.spending.rollouts > 4 * 16
