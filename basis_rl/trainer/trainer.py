@@ -730,6 +730,8 @@ class BasisTrainer(GRPOTrainer):
         if rewards is None:
             rewards = self._scores(inputs, prompts, completions, token_ids)
             self._turn_rewards = self._guard.turn_rewards(len(prompts))
+        elif self._streamed is None:
+            self._turn_rewards = []
         self._rewards_per_func = rewards
         for row, prompt in zip(inputs, self._begun, strict=False):
             self._name_problem(row, prompt)

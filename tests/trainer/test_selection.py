@@ -593,6 +593,15 @@ class Deaf(Rloo):
         self.steps.append(batch.step)
 
 
+def test_a_batch_that_was_resampled_has_no_rewards_of_turns_of_an_evaluation(tmp_path):
+    def by_turn(completions, **given):
+        return [[each] for each in rare(completions, **given)]
+
+    evaluated = {"eval_dataset": sums(4), "eval_strategy": "steps", "eval_steps": 2, "reward_funcs": by_turn}
+    trainer = run(tmp_path, "otb", Dynamic(), max_steps=4, **evaluated)
+    assert [each.batch.turn_rewards for each in trainer.batches] == [None, None]
+
+
 def test_baselines_without_a_belief_do_not_see_what_was_discarded(tmp_path):
     trainer = run(tmp_path, Deaf(), Dynamic(sampler="frontier"), reward_funcs=rare, max_steps=4)
     assert trainer.baseline.steps == [0, 1]
