@@ -449,7 +449,7 @@ def test_groups_without_variance_are_replaced_and_all_rollouts_counted(tmp_path)
         return [1.0] * len(completions)
 
     def noting(completions, log_extra, **given):
-        log_extra("said", [each[0]["content"] for each in completions])
+        log_extra("said", list(map(str, completions)))
         return rare(completions, **given)
 
     kept = run(tmp_path, "grpo", Dynamic(max_refills=12), reward_funcs=noting, max_steps=8)
@@ -464,7 +464,7 @@ def test_groups_without_variance_are_replaced_and_all_rollouts_counted(tmp_path)
         assert all(n % 2 for n in first)
         assert len(set(each.ids)) == 4
         assert each.batch.rewards.shape == (16,)
-    noted = list(zip(kept._logs["extra"]["said"], kept._logs["completion"], strict=True))
+    noted = list(zip(kept._logs["extra"]["said"], map(str, kept._logs["completion"]), strict=True))
     assert all(said in (None, completion) for said, completion in noted)
     assert (None in dict(noted)) == (logged(kept, "refills")[-1] > 0)
     refills = logged(kept, "refills")
