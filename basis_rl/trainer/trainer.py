@@ -520,7 +520,7 @@ class BasisTrainer(GRPOTrainer):
                     # It would still make one where a generation batch outlasts an optimizer step.
                     recordings.enter_context(attributes(self.args, gradient_accumulation_steps=self._generate_every))
             if training and self._streamed is not None:
-                # The conversations had environments of their own, and TRL would reset those that an evaluation has left.
+                # The conversations had environments of their own; TRL would reset those that an evaluation has left.
                 given = {"environment_factories": None, "environments": None, "rollout_func": self._handed_over}
                 recordings.enter_context(attributes(self, **given))
             # Environments, tools and rewards are called in there.
@@ -573,7 +573,8 @@ class BasisTrainer(GRPOTrainer):
         first, and then the prompts of a later batch, of which it draws rollouts while this one is trained on."""
         number = self._generation_batch
         step = self.state.global_step
-        offset = self._step % self.args.gradient_accumulation_steps
+        # Not by what an optimizer step has: the count goes on where a run ended, or was saved, with other steps.
+        offset = self._step - self._last_step[0]
         micro_batches = (self.state.max_steps - step) * self.args.gradient_accumulation_steps - offset
         # Rounded up: the last generation batch may serve fewer micro-batches than the others.
         last = number - (-micro_batches // self._generate_every)
