@@ -175,7 +175,7 @@ def _digest(path: Path, size: int, changed: int) -> str:
 def checkpoints(output_dir: str | Path) -> list[Path]:
     """The folders ``checkpoint-N`` of a run, complete or not, by N."""
     found = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-    return sorted((path for path in found if path.name.rpartition("-")[2].isdigit() and path.is_dir()), key=_number)
+    return sorted((path for path in found if _is_numbered(path) and path.is_dir()), key=_number)
 
 
 def newest(output_dir: str | Path) -> Path | None:
@@ -293,8 +293,8 @@ def make_room(output_dir: str | Path, start: str | None) -> Path | None:
     """
     output = Path(output_dir)
     within = start is not None and Path(start).resolve().parent == output.resolve()
-    # `last-checkpoint` has no number: every numbered one counts as later.
-    first = _number(Path(str(start))) if within and Path(str(start)).name != LAST else -1
+    # After `last-checkpoint` every numbered one counts as later.
+    first = _step_of(Path(str(start))) if within and Path(str(start)).name != LAST else -1
     later = [path for path in checkpoints(output) if _number(path) > first]
     moved = [path for path in later if not was_cut_off(path) and any(path.iterdir())]
     if not moved and (within or not _models(output)):
@@ -307,6 +307,16 @@ def make_room(output_dir: str | Path, start: str | None) -> Path | None:
         path.rename(place / path.name)
     _sync(output)
     return place
+
+
+def _step_of(folder: Path) -> int:
+    """The step of a checkpoint, which somebody may have given another name."""
+    return _number(folder) if _is_numbered(folder) else int(json.loads((folder / _STATE).read_text())["global_step"])
+
+
+def _is_numbered(folder: Path) -> bool:
+    prefix, _, number = folder.name.partition("-")
+    return prefix == PREFIX_CHECKPOINT_DIR and number.isdecimal()
 
 
 def _number(folder: Path) -> int:

@@ -7,7 +7,8 @@ import inspect
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,11 +127,43 @@ class Grader:
         with self._changing:
             if entry in self._waiting:
                 return False
-            hangs = entry in self._called and entry.outcome is None
-            self.turn = threading.Lock() if hangs else self.turn
-            for each in self._called if hangs else [entry]:
-                each.outcome = False
+            if entry in self._called and entry.outcome is None:
+                self._give_up_call()
+            entry.outcome = False
             return True
+
+    @contextmanager
+    def alone(self, seconds: float) -> Iterator[None]:
+        """Within it nobody else calls functions that are called by one thread at a time. A call that lasts for all of
+        these seconds is given up."""
+        turn = None
+        while turn is None:
+            turn = self._seized(seconds)
+        try:
+            yield
+        finally:
+            turn.release()
+
+    def _seized(self, seconds: float) -> threading.Lock | None:
+        """The turn, held by the caller; None if another call has begun meanwhile."""
+        turn = self.turn
+        called = self._called
+        free = turn.acquire(timeout=seconds)
+        with self._changing:
+            if turn is self.turn and free:
+                return turn
+            if free:
+                turn.release()
+            elif turn is self.turn and called is self._called:
+                self._give_up_call()
+                self.turn.acquire()
+                return self.turn
+            return None
+
+    def _give_up_call(self) -> None:
+        self.turn = threading.Lock()
+        for each in self._called:
+            each.outcome = False if each.outcome is None else each.outcome
 
     def take_metrics(self) -> dict[str, list[float]]:
         """What functions have passed to ``log_metric`` since the last call."""

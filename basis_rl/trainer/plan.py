@@ -781,6 +781,28 @@ def check_stream(plan: Plan) -> None:
             f"{prompts} of a generation batch), but there are {len(plan.train_dataset)}. Lower batches_in_flight or "
             "the generation batch, or add prompts."
         )
+    _refuse_short_steps(args, len(plan.train_dataset) // prompts)
+
+
+def _refuse_short_steps(args: BasisConfig, batches: int) -> None:
+    """A shorter step at the end of each epoch would take a stream's rollouts beyond ``max_staleness``, which counts
+    whole steps.
+
+    Args:
+        args: of the run.
+        batches: generation batches of an epoch.
+    """
+    accumulation = args.gradient_accumulation_steps
+    micro_batches = batches * args.steps_per_generation * args.num_iterations
+    steps = -(-micro_batches // accumulation)
+    goes_on = args.max_steps > steps if args.max_steps > 0 else args.num_train_epochs > 1
+    if goes_on and micro_batches % accumulation:
+        raise ValueError(
+            f"rollouts: stream counts optimizer steps ahead, and an epoch of {micro_batches} micro-batches would end "
+            f"with one of fewer than {accumulation} (gradient_accumulation_steps), so that rollouts become older than "
+            f"max_staleness. Set gradient_accumulation_steps to {math.gcd(micro_batches, accumulation)}, change the "
+            "number of prompts, or set rollouts to sync."
+        )
 
 
 def environment_rows(plan: Plan) -> list[tuple[Callable[[], Any], dict[str, Any]]]:

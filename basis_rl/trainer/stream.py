@@ -458,21 +458,23 @@ class Stream:
                 self._ended = [*groups, *self._ended]
 
     def close(self) -> None:
-        """The run has ended: nothing asks the server any more. What is not proven begins again with the next `take`."""
+        """The run has ended: nothing asks the server any more. What is not proven, or has failed, begins again with the
+        next `take`."""
         with self._changed:
             self._failures = []
             for group in self._groups:
                 group.conversations = []
-                group.ended = group.proven
+                group.ended = group.proven = _is_kept(group)
                 group.era = -1
-            self._ended = [group for group in self._ended if group.proven]
+            self._ended = [group for group in self._ended if group.ended]
         until = time.monotonic() + _FAREWELL
         while self._load.requests and time.monotonic() < until:
             self.engine.vllm_client.session.cut()
             time.sleep(0.02)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Of each group its prompt, by block and place, and its rollouts, if they are scored and proven."""
+        """Of each group its prompt, by block and place, and its rollouts, if they are scored and proven and not all of
+        them have failed."""
         with self._changed:
             return [
                 {"at": (group.block, group.place), "step": group.step, "rollouts": _written(group)}
@@ -494,13 +496,19 @@ class Stream:
             self._ended += [group] if rollouts else []
 
 
+def _is_kept(group: Group) -> bool:
+    """Whether the next run has its rollouts: they are proven, and not all of them have failed. Where nothing else is
+    there they would end that run as they have ended this one, though what made them fail may be over."""
+    return group.proven and any(each and not each.failure for each in group.rollouts)
+
+
 def _written(group: Group) -> str | None:
-    """Its rollouts as JSON. None if they are not proven, or have what JSON cannot hold, such as images: they are drawn
+    """Its rollouts as JSON. None if they are not kept, or have what JSON cannot hold, such as images: they are drawn
     again."""
     try:
         # What reward functions have logged may be numbers of numpy.
         fields = [vars(each) for each in group.rollouts if each]
-        return json.dumps(fields, default=lambda number: number.tolist()) if group.proven else None
+        return json.dumps(fields, default=lambda number: number.tolist()) if _is_kept(group) else None
     except (TypeError, ValueError, AttributeError):
         return None
 

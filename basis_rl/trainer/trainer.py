@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from inspect import signature
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -429,6 +429,9 @@ class BasisTrainer(GRPOTrainer):
         ids = prompt_ids_of(self.train_dataset, self.reads)
         self.dataset_identity = run_state.dataset_identity(ids)
         self._epoch_order: tuple[int, list[int]] = (-1, [])
+        # Whether batches in dataset order are taken by their number. Images come from the data loader.
+        columns = getattr(self.train_dataset, "column_names", None) or ()
+        self._numbered = isinstance(self.train_dataset, Dataset) and not IMAGES & set(columns)
         self.selection: Selection | None = None
         self._resampling: Resampling | None = None
         self._coverage: Coverage | None = None
@@ -462,15 +465,15 @@ class BasisTrainer(GRPOTrainer):
         return StreamedBatches(engine, stream, pace, self._block, self.train_dataset)
 
     def _block(self, number: int) -> Draw:
-        """The prompts of a generation batch, drawn by the sampler or, in dataset order, those of TRL's sampler."""
+        """The prompts of a generation batch, drawn by the sampler or, in dataset order, those of TRL's sampler. They go
+        by its number: transformers resumes its data loader by optimizer steps, of which a batch may have had more."""
         if self.selection is not None:
             return self.selection.draw(number)
-        size = self.args.generation_batch_size
-        epoch, place = divmod(number, len(self.train_dataset) * self.num_generations // size)
+        size = self.args.generation_batch_size // self.num_generations
+        epoch, place = divmod(number, len(self.train_dataset) // size)
         if self._epoch_order[0] != epoch:
-            self._epoch_order = (epoch, list(self.epoch_order(epoch)))
-        rows = self._epoch_order[1][place * size : (place + 1) * size : self.num_generations]
-        return Draw(torch.tensor(rows), None, {})
+            self._epoch_order = (epoch, list(islice(self.epoch_order(epoch), 0, None, self.num_generations)))
+        return Draw(torch.tensor(self._epoch_order[1][place * size : (place + 1) * size]), None, {})
 
     def log_metric(self, name: str, value: float) -> None:
         """Add a value to a metric of the mode (training or evaluation) that the model is in; the log has their mean."""
@@ -498,6 +501,9 @@ class BasisTrainer(GRPOTrainer):
             if self._resampling is not None:
                 # TRL does not hand the rows on to `_generate`, which resamples.
                 self._resampling.inputs = inputs
+        elif training and self._numbered:
+            rows = self._block(self._generation_batch).rows.repeat_interleave(self.num_generations)
+            inputs = rows_of_rank(self.train_dataset, rows, self.accelerator)
         mode = self.args.vllm_importance_sampling_mode
         is_ours = mode in (*REJECTIONS, BYPASS)
         with ExitStack() as recordings:
@@ -514,8 +520,8 @@ class BasisTrainer(GRPOTrainer):
                     # It would still make one where a generation batch outlasts an optimizer step.
                     recordings.enter_context(attributes(self.args, gradient_accumulation_steps=self._generate_every))
             if training and self._streamed is not None:
-                # The conversations had environments of their own.
-                given = {"environment_factories": None, "rollout_func": self._handed_over}
+                # The conversations had environments of their own; TRL would reset those that an evaluation has left.
+                given = {"environment_factories": None, "environments": None, "rollout_func": self._handed_over}
                 recordings.enter_context(attributes(self, **given))
             # Environments, tools and rewards are called in there.
             recordings.enter_context(self._numbers.lent())
@@ -567,7 +573,8 @@ class BasisTrainer(GRPOTrainer):
         first, and then the prompts of a later batch, of which it draws rollouts while this one is trained on."""
         number = self._generation_batch
         step = self.state.global_step
-        offset = self._step % self.args.gradient_accumulation_steps
+        # Not by what an optimizer step has: the count goes on where a run ended, or was saved, with other steps.
+        offset = self._step - self._last_step[0]
         micro_batches = (self.state.max_steps - step) * self.args.gradient_accumulation_steps - offset
         # Rounded up: the last generation batch may serve fewer micro-batches than the others.
         last = number - (-micro_batches // self._generate_every)
@@ -626,6 +633,9 @@ class BasisTrainer(GRPOTrainer):
         """The rollouts that a stream has brought, as TRL takes them from a `rollout_func`."""
         assert self._served is not None
         fields = {"prompt_ids": "prompt_ids", "completion_ids": "completion_ids", "logprobs": "log_probs"}
+        if not self.tools:
+            # With tools TRL takes it from the loop over turns; without it, what stands for a failed rollout has a loss.
+            fields["env_mask"] = "tool_mask"
         return {key: [getattr(each, name) for each in self._served] for key, name in fields.items()}
 
     def _generate_single_turn(self, prompt_ids: Any, images: Any, fields: Any, *args: Any, **kwargs: Any) -> Any:
@@ -721,6 +731,8 @@ class BasisTrainer(GRPOTrainer):
         if rewards is None:
             rewards = self._scores(inputs, prompts, completions, token_ids)
             self._turn_rewards = self._guard.turn_rewards(len(prompts))
+        elif self._streamed is None:
+            self._turn_rewards = []
         self._rewards_per_func = rewards
         for row, prompt in zip(inputs, self._begun, strict=False):
             self._name_problem(row, prompt)
@@ -736,7 +748,7 @@ class BasisTrainer(GRPOTrainer):
         """``(N, F)`` of all ranks' rollouts. Raises RewardFailed on every rank if a function fails on one."""
         rows = [{**row, "truncated": self._is_truncated(ids)} for row, ids in zip(inputs, token_ids, strict=True)]
         stream = self._streamed.stream if self._streamed is not None else None
-        with nullcontext() if stream is None else stream.grader.turn:
+        with nullcontext() if stream is None else stream.grader.alone(stream.pace.seconds):
             scores: Tensor = super()._calculate_rewards(rows, prompts, completions, token_ids)
         self._guard.check()
         return scores
@@ -747,9 +759,13 @@ class BasisTrainer(GRPOTrainer):
 
     def _scores_unlogged(self, *given: Any) -> Tensor:
         """The same; what reward functions log is dropped."""
-        logs: Any = copy.deepcopy((self._pending_extra_logs, self._pending_metrics))
+        logs = (self._pending_extra_logs, self._pending_metrics)
+        before = copy.deepcopy(logs)
         scores = self._scores(*given)
-        self._pending_extra_logs, self._pending_metrics = logs
+        # In place: a resampling goes on with these very dictionaries.
+        for log, old in zip(logs, before, strict=True):
+            log.clear()
+            log.update(old)
         return scores
 
     def _total(self) -> Tensor:

@@ -291,6 +291,20 @@ def test_checkpoints_after_the_one_that_is_resumed_go_aside(tmp_path):
     assert checkpoint.make_room(tmp_path, str(tmp_path / "checkpoint-3")) is None
 
 
+@pytest.mark.parametrize("name", ["best", "best-1", "checkpoint-best-1"])
+def test_a_checkpoint_may_have_another_name(name, tmp_path):
+    """Then its step is what it says inside."""
+    for number in (2, 4, 6):
+        made = make(tmp_path, number)
+        (made / "trainer_state.json").write_text(json.dumps({"global_step": number}))
+        checkpoint.finish(made)
+    start = (tmp_path / "checkpoint-4").rename(tmp_path / name)
+    assert checkpoint.resolve(start, tmp_path) == str(start)
+    place = checkpoint.make_room(tmp_path, str(start))
+    assert names(place.iterdir()) == ["checkpoint-6"]
+    assert names(checkpoint.checkpoints(tmp_path)) == ["checkpoint-2"]
+
+
 def test_a_checkpoint_of_another_folder_is_a_fresh_start(tmp_path):
     start = make(tmp_path / "a", 5)
     make(tmp_path / "b", 7)

@@ -292,6 +292,16 @@ def test_a_stream_has_a_prompt_for_every_place(tmp_path):
         check_stream(Plan(args, train_dataset=sums(prompts - 1)))
 
 
+@pytest.mark.parametrize(("prompts", "steps", "fits"), [(12, 9, True), (13, 9, True), (18, 9, False), (18, 2, True)])
+def test_a_stream_has_no_shorter_step_before_another_epoch(prompts, steps, fits, tmp_path):
+    """Its rollouts would be older than `max_staleness`: an epoch here has a batch of six prompts per micro-batch."""
+    shape = {"per_device_train_batch_size": 12, "num_generations": 2, "steps_per_generation": 1}
+    shape |= {"gradient_accumulation_steps": 2, "max_staleness": 1, "max_steps": steps}
+    plan = Plan(config(tmp_path, **SERVED, rollouts="stream", **shape), train_dataset=sums(prompts))
+    with nullcontext() if fits else pytest.raises(ValueError, match="Set gradient_accumulation_steps to 1"):
+        check_stream(plan)
+
+
 def alarmed(prompts, completions, **kwargs):
     signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
     return [0.0] * len(completions)

@@ -235,10 +235,11 @@ def test_rollouts_of_other_ranks_are_refused(whole, tmp_path):
 
 
 def test_batches_of_another_shape_start_at_the_end_of_a_generation_batch_only(whole, tmp_path):
-    folder, _ = whole
+    folder, expected = whole
     again = run(tmp_path, RunningMean(), resume=str(folder / "checkpoint-8"), num_iterations=3, max_steps=14)
     assert again.order.keys() == {2}
     assert again._step == 2 * 6 + 6  # two batches are done, now of six micro-batches each
+    assert again.order[2] == expected.order[2]
     with pytest.raises(ValueError, match=r"in the middle of a generation batch, with .*'generate_every': 4"):
         run(tmp_path / "other", RunningMean(), resume=str(folder / "checkpoint-7"), num_iterations=3)
 

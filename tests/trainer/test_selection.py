@@ -448,7 +448,11 @@ def test_groups_without_variance_are_replaced_and_all_rollouts_counted(tmp_path)
     def always(completions, **kwargs):
         return [1.0] * len(completions)
 
-    kept = run(tmp_path, "grpo", Dynamic(max_refills=12), reward_funcs=rare, max_steps=8)
+    def noting(completions, log_extra, **given):
+        log_extra("said", list(map(str, completions)))
+        return rare(completions, **given)
+
+    kept = run(tmp_path, "grpo", Dynamic(max_refills=12), reward_funcs=noting, max_steps=8)
     plain = run(tmp_path, "grpo", Dynamic(max_refills=1), reward_funcs=always)
 
     def varied(trainer):
@@ -460,6 +464,9 @@ def test_groups_without_variance_are_replaced_and_all_rollouts_counted(tmp_path)
         assert all(n % 2 for n in first)
         assert len(set(each.ids)) == 4
         assert each.batch.rewards.shape == (16,)
+    noted = list(zip(kept._logs["extra"]["said"], map(str, kept._logs["completion"]), strict=True))
+    assert all(said in (None, completion) for said, completion in noted)
+    assert (None in dict(noted)) == (logged(kept, "refills")[-1] > 0)
     refills = logged(kept, "refills")
     assert sum(refills) > 0
     assert kept.spending.rollouts > 4 * 16
@@ -584,6 +591,15 @@ class Deaf(Rloo):
 
     def update(self, batch):
         self.steps.append(batch.step)
+
+
+def test_a_batch_that_was_resampled_has_no_rewards_of_turns_of_an_evaluation(tmp_path):
+    def by_turn(completions, **given):
+        return [[each] for each in rare(completions, **given)]
+
+    evaluated = {"eval_dataset": sums(4), "eval_strategy": "steps", "eval_steps": 2, "reward_funcs": by_turn}
+    trainer = run(tmp_path, "otb", Dynamic(), max_steps=4, **evaluated)
+    assert [each.batch.turn_rewards for each in trainer.batches] == [None, None]
 
 
 def test_baselines_without_a_belief_do_not_see_what_was_discarded(tmp_path):

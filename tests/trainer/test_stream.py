@@ -22,6 +22,7 @@ from basis_rl.run.errors import RewardFailed
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.conversation import Conversation, Environments, StreamedRollout
 from basis_rl.trainer.grading import Entry, Grader
+from basis_rl.types import action_mask
 from tests.support import tooled
 from tests.support.fake_judge import JudgeServer, material
 from tests.support.fake_vllm import ModelServer
@@ -225,6 +226,25 @@ def test_the_weights_of_every_correction_reach_the_baseline(mode, served, tmp_pa
     assert logged(trained, "rollout/masked") == pytest.approx(silenced)
 
 
+def test_what_stands_for_a_rollout_that_is_late_has_no_loss(served, tmp_path, monkeypatch):
+    """Without tools TRL is told of it in another way than with them."""
+    rolled_out, late = Conversation.rolled_out, iter([True])
+
+    def one_is_late(conversation):
+        if next(late, False):
+            threading.Event().wait()
+        return rolled_out(conversation)
+
+    monkeypatch.setattr(Conversation, "rolled_out", one_is_late)
+    settings = {**SETTINGS, "num_generations": 4, "max_steps": 2, "rollout_timeout": 2.0, "packing": "none"}
+    trained = trainer(tmp_path, *served, "rloo", Keep, **settings)
+    trained.train()
+    rows = [row for kept in trained.kept for row in action_mask(kept).sum(1).tolist()]
+    rollouts = [each for batch in trained.rollouts for each in batch]
+    assert rows == [0 if each.failure else len(each.completion_ids) for each in rollouts]
+    assert sum(bool(each.failure) for each in rollouts) == 1
+
+
 def twice(completion_ids, **given):
     return [2.0 * reward for reward in larger_half(None, completion_ids)]
 
@@ -302,7 +322,7 @@ def test_a_conversation_is_what_trls_loop_makes_of_it(surroundings, tmp_path):
             tmp_path / "run", "reinforce_pp", cls=BasisTrainer, model=folder,
             tools=[tooled.calculator] if surroundings == "tools" else [],
             use_vllm=True, vllm_mode="server", vllm_server_base_url=server.url, generation_kwargs=allowed,
-            max_completion_length=40, num_generations=1, **{**SETTINGS, **more},
+            max_completion_length=40, num_generations=1, shuffle_dataset=False, **{**SETTINGS, **more},
         )  # fmt: skip
         engine = trained.vllm_generation
         engine.temperature = 0.0

@@ -249,6 +249,29 @@ def test_a_batch_of_failures_ends_the_run_and_its_prompts_are_kept(alone):
     assert [each["rollouts"] for each in made.stream.state_dict()] == [None, None]
 
 
+def test_failures_that_were_proven_are_drawn_again_after_the_batch_that_they_make(alone):
+    """Else neither a resume nor another `train` would ever get past them."""
+    healthy = threading.Event()
+
+    def broken(script):
+        if not healthy.is_set():
+            raise OSError("the environment is down")
+        return rolled()
+
+    made = alone([one])
+    made.submit(now, now)
+    made.ended(2)
+    made.submit(broken, broken)
+    made.ended(4)
+    made.stream.take(0, 0, 0)
+    with pytest.raises(RewardFailed, match="All 2 rollouts of a batch failed"):
+        made.stream.take(1, 0, 0)
+    assert [each["rollouts"] for each in made.stream.state_dict()] == [None, None]
+    healthy.set()
+    made.stream.close()
+    assert [rollout.failure for *_, (rollout,) in made.stream.take(1, 0, 0)] == ["", ""]
+
+
 def test_a_function_that_hangs_takes_the_rewards_of_its_call_alone(alone):
     """It returns in the end, which changes nothing."""
     hangs, returned, calls = threading.Event(), threading.Event(), []
@@ -277,6 +300,37 @@ def test_a_function_that_hangs_takes_the_rewards_of_its_call_alone(alone):
     time.sleep(0.1)
     assert math.isnan(late.rewards[0])
     assert calls in ([1, 3], [1, 1, 2], [1, 2, 1], [1, 1, 1, 1])
+
+
+def test_an_evaluation_waits_no_longer_than_a_rollout_for_a_function_that_hangs(alone):
+    began, hangs = threading.Event(), threading.Event()
+
+    def slow(prompts, **given):
+        if not began.is_set():
+            began.set()
+            hangs.wait(LATE)
+        return [1.0] * len(prompts)
+
+    made = alone([slow], seconds=0.3)
+    entered = []
+
+    def evaluate():
+        with made.grader.alone(0.3):
+            assert not made.grader.turn.acquire(blocking=False), "two calls at once"
+            entered.append(True)
+
+    made.submit(now)
+    assert began.wait(LATE)
+    evaluation = threading.Thread(target=evaluate, daemon=True)
+    evaluation.start()
+    evaluation.join(5.0)
+    assert entered
+    made.ended(1)
+    made.submit(now)
+    found = [rollout for *_, (rollout,) in made.stream.take(0, 0, 0)]
+    hangs.set()
+    assert [each.failure for each in found] == ["grading took more than 0.3 s", ""]
+    assert found[1].rewards == [1.0]
 
 
 def test_a_coroutine_that_hangs_leaves_calls_one_at_a_time(alone):
@@ -824,12 +878,14 @@ def by_environment(completions, environments, **given):
 
 @vllm
 def test_environments_that_fail_or_hang_cost_their_own_rollouts_alone(tmp_path_factory, tmp_path):
+    """Evaluations between, whose environments are TRL's, leave them alone."""
     tok = tool_tokenizer()
     folder = save_model(tmp_path_factory.mktemp("tools") / "model", tied=False, tokenizer=tok)
     rows = sums(16)
     Odd.hanging.clear()
     with ModelServer(folder) as server:
         own = {"processing_class": tok, "environment_factory": Odd, "reward_funcs": by_environment}
+        own |= {"eval_dataset": sums(2), "eval_strategy": "steps", "eval_steps": 3}
         given = {**SETTINGS, **own, "train_dataset": rows, "rollout_timeout": 4.0, "max_steps": 8}
         trained = trainer(tmp_path, folder, server.url, "rloo", Watched, **given)
         try:
