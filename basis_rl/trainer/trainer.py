@@ -429,9 +429,8 @@ class BasisTrainer(GRPOTrainer):
         ids = prompt_ids_of(self.train_dataset, self.reads)
         self.dataset_identity = run_state.dataset_identity(ids)
         self._epoch_order: tuple[int, list[int]] = (-1, [])
-        # Whether batches in dataset order are taken by their number. Images come from the data loader.
-        columns = getattr(self.train_dataset, "column_names", None) or ()
-        self._numbered = isinstance(self.train_dataset, Dataset) and not IMAGES & set(columns)
+        # Whether batches in dataset order are taken by their number, not from the data loader.
+        self._by_number = False
         self.selection: Selection | None = None
         self._resampling: Resampling | None = None
         self._coverage: Coverage | None = None
@@ -465,8 +464,7 @@ class BasisTrainer(GRPOTrainer):
         return StreamedBatches(engine, stream, pace, self._block, self.train_dataset)
 
     def _block(self, number: int) -> Draw:
-        """The prompts of a generation batch, drawn by the sampler or, in dataset order, those of TRL's sampler. They go
-        by its number: transformers resumes its data loader by optimizer steps, of which a batch may have had more."""
+        """The prompts of a generation batch, drawn by the sampler or, in dataset order, those of TRL's sampler."""
         if self.selection is not None:
             return self.selection.draw(number)
         size = self.args.generation_batch_size // self.num_generations
@@ -501,7 +499,7 @@ class BasisTrainer(GRPOTrainer):
             if self._resampling is not None:
                 # TRL does not hand the rows on to `_generate`, which resamples.
                 self._resampling.inputs = inputs
-        elif training and self._numbered:
+        elif training and self._by_number:
             rows = self._block(self._generation_batch).rows.repeat_interleave(self.num_generations)
             inputs = rows_of_rank(self.train_dataset, rows, self.accelerator)
         mode = self.args.vllm_importance_sampling_mode
@@ -1358,6 +1356,10 @@ class BasisTrainer(GRPOTrainer):
         place = states["place"]
         ranks = self.accelerator.num_processes
         self._step = run_state.resumed_step(place, ranks=ranks, generate_every=self._generate_every)
+        # transformers resumes its data loader by optimizer steps, of which the batches so far may have had others.
+        elsewhere = self._step != self.state.global_step * self.args.gradient_accumulation_steps
+        columns = getattr(self.train_dataset, "column_names", None) or ()
+        self._by_number = elsewhere and isinstance(self.train_dataset, Dataset) and not IMAGES & set(columns)
         self._buffered_inputs = send_to_device(place["rollouts"], self.accelerator.device)
         for mode, values in place["metrics"].items():
             self._metrics[mode].update(values)
