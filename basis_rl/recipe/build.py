@@ -175,7 +175,7 @@ def load_eval_data(
     if not run.eval_benchmarks:
         return load_training_data(recipe, tokenizer, rewards, held_out=True)
     chat = tokenizer.chat_template is not None
-    sets = {}
+    sets: dict[str, Dataset] = {}
     for item in run.eval_benchmarks:
         problems = load_benchmark(item, recipe.data, conversational=chat, limit=run.max_eval_samples)
         if problems.name in (*sets, "held_out"):
