@@ -55,7 +55,8 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        return bool(self.info.get("finished", "train_runtime" in self.log))
+        ended = "train_runtime" in self.log and self.log["train_runtime"].notna().iloc[-1]
+        return bool(self.info.get("finished", ended))
 
     @cached_property
     def settings(self) -> dict[str, Any]:

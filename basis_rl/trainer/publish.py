@@ -256,7 +256,9 @@ def run_info(run: Any, model_name: str, dataset_name: str | None = None, tags: I
     state = run.state
     processes = run.accelerator.num_processes
     rewards = [row["reward"] for row in state.log_history if row.get("reward") is not None]
-    ended = any("train_runtime" in row for row in state.log_history) or 0 < state.max_steps <= state.global_step
+    # A run that was continued has the row of its earlier end, too.
+    ends = [row["step"] for row in state.log_history if "train_runtime" in row]
+    ended = state.global_step in ends or 0 < state.max_steps <= state.global_step
     dataset_name = dataset_name or run.origin.dataset_name
     size = f"{len(run.train_dataset):,} problems" if hasattr(run.train_dataset, "__len__") else "a stream of problems"
     deepspeed = getattr(run.accelerator.state, "deepspeed_plugin", None) is not None

@@ -133,7 +133,9 @@ def test_without_recipes_runs_have_the_names_of_their_folders(tmp_path):
 
 def test_rows_of_one_step_are_one_and_what_is_cut_off_is_none(tmp_path):
     rows = write_run(tmp_path / "a", steps=10)
-    evaluation = {"step": 5, "eval_reward": 0.3, "num_rollouts": 5 * 64}
+    (tmp_path / "a" / "run.json").unlink()
+    # The run ended here, and was continued.
+    evaluation = {"step": 5, "eval_reward": 0.3, "num_rollouts": 5 * 64, "train_runtime": 9.0}
     write_rows(tmp_path / "a", [*rows[:5], evaluation, *rows[5:]])
     path = tmp_path / "a" / "metrics.jsonl"
     path.write_text(path.read_text() + '{"step": 11, "rewa')
@@ -164,6 +166,9 @@ def test_differences_have_their_sign_and_are_bold_only_where_the_interval_leaves
     row = table_of(0.5, 0.4, 0.0002)
     half = 12.706 * 0.0001
     assert row.cells == ["Δ vs a", f"−0.100 [−{0.0999 + half:.3f}, −{0.0999 - half:.3f}]", "", "", ""]
+    assert not read_run(tmp_path / "a").finished
+    write_rows(tmp_path / "a", [*rows, {**evaluation, "step": 10}])
+    assert read_run(tmp_path / "a").finished
     assert (row.strong, row.group) == ({1}, None)
     assert table_of(0.4, 0.5, 0.0002).cells[1] == f"+0.100 [+{0.1001 - half:.3f}, +{0.1001 + half:.3f}]"
     assert table_of(0.4, 0.5, 0.0002).strong == {1}
