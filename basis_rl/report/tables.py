@@ -58,14 +58,12 @@ def final_table(comparison: Comparison) -> Table:
     """As in Table 1 of the BASIS paper: one row per setting, followed by its differences from the reference."""
     groups = comparison.groups
     budget = comparison.budget
-    accuracies = []
-    for key in [*compare.evaluations(comparison.keys), *compare.largest_passes(comparison.keys)]:
-        value = partial(compare.last_until, key=key, budget=budget)
-        accuracies.append(_Column(f"eval {compare.evaluation_name(key) or 'reward'}", value, THREE))
+    accuracies = [_evaluated(key, budget) for key in compare.evaluations(comparison.keys)]
     columns = [_Column("reward at the end", partial(final_reward, budget=budget), THREE), *accuracies]
     if len(accuracies) > 1:
         columns.append(_Column("avg", lambda run: fmean(column.value(run) for column in accuracies), THREE))
     columns += [
+        *(_evaluated(key, budget) for key in compare.largest_passes(comparison.keys)),
         _Column("time (min)", lambda run: run.spent("seconds", budget) / 60, _TENTH),
         _Column("rollout tokens", lambda run: run.spent("num_rollout_tokens", budget), tqdm.format_sizeof),
         _Column("steps", lambda run: run.spent("step", budget), _WHOLE, compared=False),
@@ -85,6 +83,11 @@ def final_table(comparison: Comparison) -> Table:
     )
     titles = (column.title for column in columns)
     return Table("At the same number of rollouts", ["setting", *titles, "G", "runs"], rows, caption)
+
+
+def _evaluated(key: str, budget: float) -> _Column:
+    title = f"eval {compare.evaluation_name(key) or 'reward'}"
+    return _Column(title, partial(compare.last_until, key=key, budget=budget), THREE)
 
 
 def cost_table(comparison: Comparison) -> Table:

@@ -216,7 +216,9 @@ def test_the_price_of_a_table_is_charged(tmp_path):
 
 def test_evaluations_are_columns_with_their_mean(tmp_path):
     for name, value in (("rloo", 0.25), ("grpo", 0.5)):
-        write_run(tmp_path / name, baseline=name, **{"eval_aime24_avg@4": value, "eval_amc23_avg@4": value + 0.1})
+        write_run(tmp_path / name, baseline=name, **{
+            "eval_aime24_avg@4": value, "eval_amc23_avg@4": value + 0.1, "eval_aime24_pass@4": 0.9
+        })  # fmt: skip
     table = final_table(compare_runs([tmp_path], reference="rloo"))
     rows = {row.cells[0]: dict(zip(table.columns, row.cells, strict=True)) for row in table.rows}
     assert rows["grpo"]["eval aime24 avg@4"] == "0.500"
