@@ -18,7 +18,8 @@ def verdict(comparison: Comparison) -> list[str]:
     """Sentences, of which the first one is the answer.
 
     Measured is the mean over those evaluation sets on which all groups were evaluated, or else the training reward at
-    the end. The group with the highest mean is ahead of another if the interval of their `difference` lies above 0.
+    the end. The group with the highest mean is ahead of another if the interval of their `difference` lies above 0, and ahead
+    if it is ahead of every other.
     There is no verdict without an interval, and none by training rewards of groups that draw their prompts differently.
     """
     measure, value = _measure(comparison)
@@ -37,18 +38,20 @@ def verdict(comparison: Comparison) -> list[str]:
             "prompts. Only an evaluation (eval_strategy: steps) can compare them.",
             f"{highest}.",
         ]
-    leads = [compare.difference(*best, *other) for other in others]
-    if leads[0].excludes_zero:
+    leads = [(*other, compare.difference(*best, *other)) for other in others]
+    # The first one of whom the best is not certain to be ahead.
+    rival, _, lead = next((each for each in leads if not each[2].excludes_zero), leads[0])
+    if lead.excludes_zero:
         answer = f"'{best[0].label}' is ahead."
-    elif leads[0].spread is None:
+    elif lead.spread is None:
         answer = "No verdict: one seed shows no difference from chance. Run more (basis-rl sweep --seeds 0,1,2)."
     else:
-        answer = f"No verdict: the seeds do not show whether '{best[0].label}' or '{others[0][0].label}' is ahead."
+        answer = f"No verdict: the seeds do not show whether '{best[0].label}' or '{rival.label}' is ahead."
     said = [answer, f"{highest}."]
     for sure, words in ((True, "It is ahead of"), (False, "It is not certain to be ahead of")):
         found = [
             f"'{group.label}' ({_mean(values)}, difference {signed(lead.mean, THREE)}{interval(lead, THREE)})"
-            for (group, values), lead in zip(others, leads, strict=True)
+            for group, values, lead in leads
             if lead.excludes_zero == sure
         ]
         said += [f"{words} {', '.join(found)}."] if found else []

@@ -32,12 +32,15 @@ WIDE = {"rloo": [0.60, 0.62], "grpo": [0.40, 0.42], "opo": [0.50, 0.52]}
 CLOSE = {"rloo": [0.5, 0.7], "grpo": [0.6, 0.5], "opo": [0.1, 0.3]}
 SINGLE = {"rloo": [0.7], "grpo": [0.6], "opo": [0.5]}
 LEVELS = {
+THIRD = {"rloo": [0.60, 0.61, 0.62], "grpo": [0.50, 0.51, 0.53], "opo": [0.2, 0.8, 0.4]}
     "'rloo' is ahead. | highest final training reward after 1,280 rollouts, 0.610 ± 0.014": WIDE,
     "ahead of 'opo' (0.510 ± 0.014, difference +0.100 [+0.100, +0.100]) | 'grpo' (0.410 ± 0.014, difference +0.2": WIDE,
     "No verdict: the seeds do not show whether 'rloo' or 'grpo' is ahead | +0.050 [−1.856, +1.956]": CLOSE,
     "It is ahead of 'opo' (0.200 ± 0.141, difference +0.400 [+0.400, +0.400])": CLOSE,
     "No verdict: one seed | certain to be ahead of 'grpo' (0.600, difference +0.100), 'opo' (": SINGLE,
     "No verdict: the seeds do not show": {"rloo": [0.5, 0.7], "grpo": [0.5, 0.7]},
+    "No verdict: the seeds do not show whether 'rloo' or 'opo' is ahead. | It is ahead of 'grpo' (": THIRD,
+    "95 % interval by itself, and 'rloo' was chosen as the best of 3 settings by these same seeds. Confirm": WIDE,
     "'grpo' is ahead. | 'grpo' has the highest evaluation reward": {"evaluate": True, **WIDE, "opo": [0.9, 0.92]},
 }
 
