@@ -55,6 +55,12 @@ def verdict(comparison: Comparison) -> list[str]:
             if lead.excludes_zero == sure
         ]
         said += [f"{words} {', '.join(found)}."] if found else []
+    if len(places) > 2 and any(lead.excludes_zero for *_, lead in leads):
+        # The highest of many means is high by chance, too: of 12 equal settings one is often ahead of another.
+        said.append(
+            f"Each interval is a 95 % interval by itself, and '{best[0].label}' was chosen as the best of {len(places)} "
+            "settings by these same seeds. Confirm it with seeds that were not used to choose it."
+        )
     return said
 
 
