@@ -8,7 +8,7 @@ from statistics import fmean
 
 from basis_rl.report import compare
 from basis_rl.report.compare import Comparison, over_seeds
-from basis_rl.report.runs import Run
+from basis_rl.report.runs import Group, Run
 from basis_rl.report.tables import THREE, interval, signed, with_spread
 
 _REWARD = "final training reward"
@@ -20,7 +20,7 @@ def verdict(comparison: Comparison) -> list[str]:
     Measured is the mean over those evaluation sets on which all groups were evaluated, or else the training reward at
     the end. The group with the highest mean is ahead of another if the interval of their `difference` lies above 0, and ahead
     if it is ahead of every other.
-    There is no verdict without an interval, and none by training rewards of groups that draw their prompts differently.
+    There is no verdict without an interval, and none by training rewards where a group chooses its prompts.
     """
     measure, value = _measure(comparison)
     places = [(group, [value(run) for run in group.runs]) for group in comparison.groups]
@@ -31,11 +31,11 @@ def verdict(comparison: Comparison) -> list[str]:
     highest = f"'{best[0].label}' has the highest {measure} after {comparison.budget:,.0f} rollouts, {_mean(best[1])}"
     if not others:
         return [f"{highest}; there is nothing to compare it with."]
-    # A sampler that draws easier prompts would win by that alone.
-    if measure == _REWARD and len({group.settings.get("prompt_sampler") for group in comparison.groups}) > 1:
+    # Who draws easier prompts would win by that alone.
+    if measure == _REWARD and any(_chooses_prompts(group) for group in comparison.groups):
         return [
-            "No verdict: the settings draw their prompts differently, so their training rewards come from different "
-            "prompts. Only an evaluation (eval_strategy: steps) can compare them.",
+            "No verdict: prompt_sampler or max_generations chooses which prompts get rollouts, so the training rewards "
+            "of these settings come from different prompts. Only an evaluation (eval_strategy: steps) can compare them.",
             f"{highest}.",
         ]
     leads = [(*other, compare.difference(*best, *other)) for other in others]
@@ -62,6 +62,12 @@ def verdict(comparison: Comparison) -> list[str]:
             "settings by these same seeds. Confirm it with seeds that were not used to choose it."
         )
     return said
+
+
+def _chooses_prompts(group: Group) -> bool:
+    """Whether a group's prompts, or their numbers of rollouts, depend on what it has learnt so far."""
+    samplers = [group.settings.get(key, "uniform") for key in ("prompt_sampler", "sampler")]
+    return samplers != ["uniform"] * 2 or "max_generations" in group.settings
 
 
 def _mean(values: list[float]) -> str:
