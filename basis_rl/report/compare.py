@@ -50,6 +50,12 @@ class Comparison:
         """Every key that a run has logged."""
         return {key for run in self.runs for key in run.log}
 
+    @property
+    def evaluated(self) -> float:
+        """The rollouts, at most the budget, up to which all those runs were evaluated that ever were after training."""
+        places = [run.series(key)[0] for run in self.runs for key in evaluations(self.keys)]
+        return min([self.budget, *(float(x[-1]) for x in places if x.any())])
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -93,7 +99,13 @@ def compare_runs(folders: Sequence[str | Path], *, reference: str | None = None)
     if not found:
         labels = ", ".join(group.label for group in groups)
         raise ValueError(f"There is no '{reference}' to compare with. Choose one of: {labels}.")
-    return Comparison(groups, found[0], shortest.rollouts, notes)
+    comparison = Comparison(groups, found[0], shortest.rollouts, notes)
+    if comparison.evaluated < comparison.budget:
+        notes.append(
+            f"Evaluations are compared after {comparison.evaluated:,.0f} of the {comparison.budget:,.0f} rollouts, "
+            "because not every run was evaluated later."
+        )
+    return comparison
 
 
 def _read(folders: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
@@ -125,11 +137,13 @@ def final_reward(run: Run, budget: float) -> float:
     return float(window_mean(*run.series("reward"), budget - END * budget, budget))
 
 
-def last_until(run: Run, key: str, budget: float) -> float:
-    """The last value that was measured at or before the budget; NaN if there is none."""
+def measured_at(run: Run, key: str, place: float) -> float:
+    """A metric that is measured from time to time (evaluation), after a number of rollouts.
+
+    It is interpolated linearly between two measurements; NaN before the first and after the last one.
+    """
     x, y = run.series(key)
-    measured = y[x <= budget]
-    return float(measured[-1]) if len(measured) else math.nan
+    return float(np.interp(place, x, y, left=math.nan, right=math.nan)) if len(x) else math.nan
 
 
 def rollouts_to(run: Run, target: float, budget: float) -> float:
@@ -212,7 +226,8 @@ class Estimate:
     @property
     def excludes_zero(self) -> bool:
         """Of a difference: whether its interval lies on one side of 0."""
-        return self.spread is not None and abs(self.mean) > self.spread
+        # Equal values that were interpolated differ in the last digits.
+        return self.spread is not None and abs(self.mean) > self.spread + 1e-9
 
 
 def over_seeds(values: Sequence[float]) -> Estimate:

@@ -17,7 +17,7 @@ from basis_rl.report.compare import (
     difference,
     evaluations,
     final_reward,
-    last_until,
+    measured_at,
     points,
     window_mean,
 )
@@ -87,7 +87,7 @@ def test_the_budget_is_what_every_run_has(tmp_path):
     assert any("rollouts of 'short', which has not finished" in note for note in found.notes)
 
 
-def test_evaluations_count_up_to_the_budget_and_keep_their_places(tmp_path):
+def test_evaluations_are_interpolated_and_keep_their_places(tmp_path):
     for seed in (0, 1):
         rows = write_run(tmp_path / f"s{seed}", seed=seed)
         for row in rows[4::5]:
@@ -95,9 +95,9 @@ def test_evaluations_count_up_to_the_budget_and_keep_their_places(tmp_path):
         write_rows(tmp_path / f"s{seed}", rows)
     found = compare_runs([tmp_path])
     (group,) = found.groups
-    assert last_until(group.runs[0], "eval_reward", 14 * 64) == pytest.approx(0.10)
-    assert math.isnan(last_until(group.runs[0], "eval_reward", 64))
-    assert last_until(group.runs[0], "eval_reward", 10 * 64) == pytest.approx(0.10)
+    for place, value in ((14, 0.14), (10, 0.10), (4, math.nan), (20, 0.20), (21, math.nan)):
+        assert measured_at(group.runs[0], "eval_reward", place * 64) == pytest.approx(value, nan_ok=True)
+    assert math.isnan(measured_at(group.runs[0], "eval_avg@1", 640))
     drawn = points(group, "eval_reward", 14 * 64)
     np.testing.assert_allclose(drawn.x, [5 * 64, 10 * 64])
     np.testing.assert_allclose(drawn.mean, [0.55, 0.60])
