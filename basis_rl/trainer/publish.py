@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -319,7 +320,10 @@ def _shown(value: Any) -> str:
         return public_path(value.source)
     if isinstance(value, dict):
         return f"a mapping of {len(value)} entries"
-    return public_path(str(value)) if isinstance(value, Path) else str(redact(value))[:100]
+    if isinstance(value, Path):
+        return public_path(str(value))
+    # With its address, which each process chooses, an object would tell the seeds of a setting apart.
+    return re.sub(" at 0x[0-9a-f]+", "", str(redact(value)))[:100]
 
 
 def _compared(args: BasisConfig, processes: int) -> dict[str, float]:

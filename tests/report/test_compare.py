@@ -1,5 +1,6 @@
 """Comparison at one number of rollouts, against sums over single rollouts; groups, budgets, differences, messages."""
 
+import json
 import math
 import random
 from pathlib import Path
@@ -23,6 +24,7 @@ from basis_rl.report.compare import (
 )
 from basis_rl.report.runs import Group, Run, find_runs, group_runs, read_run
 from basis_rl.report.tables import _Column, _differences, cost_table, final_table, table_price
+from basis_rl.report.verdict import verdict
 from tests.report.folders import write_rows, write_run
 
 
@@ -131,6 +133,27 @@ def test_without_recipes_runs_have_the_names_of_their_folders(tmp_path):
         compare_runs([tmp_path], reference="three")
 
 
+def test_runs_from_python_are_told_apart_by_their_records(tmp_path):
+    """They have no recipe.yaml."""
+    for name, weighting, beta in (("unb", "unb", 0.0), ("vop", "vop", 0.0), ("kl", "vop", 0.1)):
+        for seed in (0, 1):
+            folder = tmp_path / f"{name}{seed}"
+            write_run(folder)
+            (folder / "recipe.yaml").unlink()
+            record = {
+                **{"seed": seed, "baseline": "basis", "compared": {"num_generations": 1}, "reward": "exact"},
+                **{"baseline_parameters": {"weighting": weighting}, "sampler": "uniform", "sampler_parameters": {}},
+                "recipe": f"beta: {beta}\nseed: {seed}\noutput_dir: {folder}\n",
+            }
+            (folder / "run.json").write_text(json.dumps(record))
+    sizes = {"basis weighting=unb": 2, "basis weighting=vop beta=0": 2, "basis weighting=vop beta=0.1": 2}
+    found = compare_runs([tmp_path])
+    assert {group.label: len(group.runs) for group in found.groups} == sizes
+    record = {"seed": 0, "baseline": "basis", "sampler": "frontier", "recipe": None}
+    (tmp_path / "kl0" / "run.json").write_text(json.dumps(record))
+    assert verdict(compare_runs([tmp_path]))[0].startswith("No verdict: prompt_sampler")
+
+
 def test_rows_of_one_step_are_one_and_what_is_cut_off_is_none(tmp_path):
     rows = write_run(tmp_path / "a", steps=10)
     (tmp_path / "a" / "run.json").unlink()
@@ -143,6 +166,9 @@ def test_rows_of_one_step_are_one_and_what_is_cut_off_is_none(tmp_path):
     assert log["step"].tolist() == list(range(1, 11))
     assert log["reward"].tolist() == [row["reward"] for row in rows]
     assert log["eval_reward"].dropna().tolist() == [0.3]
+    assert not read_run(tmp_path / "a").finished
+    write_rows(tmp_path / "a", [*rows, {**evaluation, "step": 10}])
+    assert read_run(tmp_path / "a").finished
 
 
 def test_two_updates_on_one_batch_are_averaged():
@@ -166,9 +192,6 @@ def test_differences_have_their_sign_and_are_bold_only_where_the_interval_leaves
     row = table_of(0.5, 0.4, 0.0002)
     half = 12.706 * 0.0001
     assert row.cells == ["Δ vs a", f"−0.100 [−{0.0999 + half:.3f}, −{0.0999 - half:.3f}]", "", "", ""]
-    assert not read_run(tmp_path / "a").finished
-    write_rows(tmp_path / "a", [*rows, {**evaluation, "step": 10}])
-    assert read_run(tmp_path / "a").finished
     assert (row.strong, row.group) == ({1}, None)
     assert table_of(0.4, 0.5, 0.0002).cells[1] == f"+0.100 [+{0.1001 - half:.3f}, +{0.1001 + half:.3f}]"
     assert table_of(0.4, 0.5, 0.0002).strong == {1}

@@ -152,6 +152,8 @@ def test_what_the_baseline_was_given_is_named_without_its_folder(tmp_path):
         ("prompt codebook", 0, book.digest)
     ]
     assert facts(tmp_path, baseline=Tokenwise()).baseline == "Tokenwise"
+    own = SimpleNamespace(parameters={"chance": parity_reward})
+    assert facts(tmp_path, given={"sampler": own}).sampler_parameters == {"chance": "<function parity_reward>"}
 
 
 def test_a_comparison_reads_what_the_card_is_made_of(tmp_path):
