@@ -18,10 +18,10 @@ from basis_rl.report.runs import Group, Run, differing, find_runs, group_runs, r
 # "At the end" is the last tenth of the budget.
 END = 0.1
 _MOST_BINS = 50
-# What groups should have in common: data, rewards and model.
+# What runs should have in common: data, problems to evaluate on, rewards and model.
 _IN_COMMON = re.compile(
     r"dataset_.*|(prompt|solution|context|choices)_(column|template|pattern|list)|system_prompt|data"
-    r"|reward(_.*)?|model_(name_or_path|revision)|base_(model|revision)"
+    r"|eval_benchmarks|max_eval_samples|test_fraction|reward(_.*)?|model_(name_or_path|revision)|base_(model|revision)"
 )
 _RECORDED = ("data", "reward", "base_model", "base_revision")
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond them the last one.
@@ -90,10 +90,10 @@ def compare_runs(folders: Sequence[str | Path], *, reference: str | None = None)
     for group in groups:
         if len({str(run.seed) for run in group.runs}) < len(group.runs):
             notes.append(f"'{group.label}' has several runs with the same seed; each of them counts as one run.")
-    # A run from Python has a record only.
-    said = [{**{key: group.runs[0].info.get(key) for key in _RECORDED}, **group.settings} for group in groups]
+    # Runs of one group, too: the problems to evaluate on do not change what a run learns.
+    said = [{**{key: run.info.get(key) for key in _RECORDED}, **run.settings} for run in runs]
     if unlike := list(filter(_IN_COMMON.fullmatch, differing(said))):
-        notes.append(f"The settings differ in more than their method ({', '.join(unlike)}), so their results may, too.")
+        notes.append(f"The runs differ in more than their method ({', '.join(unlike)}), so their results may, too.")
     found = [group for group in groups if reference in (None, group.label)]
     found += [group for group in groups if reference in [run.path.name for run in group.runs]]
     if not found:

@@ -118,12 +118,31 @@ def test_an_evaluation_before_training_ranks_nothing(tmp_path):
         ("prompt_template", {"prompt_template": "{prompt}"}),
         ("reward_kwargs.timeout", {"reward_kwargs": {"timeout": 2}}),
         ("model_name_or_path", {"model_name_or_path": "other"}),
-        (None, {"prompt_sampler": "frontier", "learning_rate": 1e-5, "max_completion_length": 99}),
+        ("eval_benchmarks", {"eval_benchmarks": ["math=b.jsonl"]}),
+        ("max_eval_samples", {"max_eval_samples": 10}),
+        ("test_fraction", {"test_fraction": 0.1}),
+        (
+            None,
+            {
+                "prompt_sampler": "frontier",
+                "learning_rate": 1e-5,
+                "max_completion_length": 99,
+                "eval_steps": 7,
+                "reward_kwargs": {},
+            },
+        ),
     ],
 )
 def test_other_data_rewards_and_models_are_told(told, recipe, runs):
     found = runs(recipe={"opo": recipe}, rloo=[0.4], opo=[0.6])
     assert [f"more than their method ({told})" in note for note in found.notes] == [True] * (told is not None)
+
+
+def test_other_problems_of_one_seed_are_told(tmp_path):
+    for seed, problems in enumerate("ab"):
+        write_run(tmp_path / f"{seed}", seed=seed, recipe={"eval_benchmarks": [f"math={problems}.jsonl"]})
+    found = compare_runs([tmp_path])
+    assert ["(eval_benchmarks)" in note for note in found.notes] == [True] * len(found.groups) == [True]
 
 
 def test_one_setting_is_no_comparison(runs, tmp_path):
