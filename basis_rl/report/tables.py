@@ -77,8 +77,8 @@ def final_table(comparison: Comparison) -> Table:
         if group is not comparison.reference:
             rows.append(_differences(group, comparison.reference, columns, len(last)))
     of_evaluations = (
-        f"Evaluations are compared at {place:,.0f} rollouts, as no run that was evaluated after some training has its "
-        "last evaluation before that. Between two evaluations they are interpolated linearly; avg is their mean. "
+        f"Evaluations are compared at {place:,.0f} rollouts: all runs that were evaluated during training were "
+        "evaluated at least up to there. Between two evaluations of a run its results are interpolated linearly. "
     )
     caption = (
         f"Every run is taken at {budget:,.0f} rollouts. The reward is the mean over the last tenth of them. "

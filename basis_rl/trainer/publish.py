@@ -322,7 +322,7 @@ def _shown(value: Any) -> str:
         return f"a mapping of {len(value)} entries"
     if isinstance(value, Path):
         return public_path(str(value))
-    # With its address, which each process chooses, an object would tell the seeds of a setting apart.
+    # An object has another address in each process, which would tell the seeds of one setting apart.
     return re.sub(" at 0x[0-9a-f]+", "", str(redact(value)))[:100]
 
 
