@@ -18,10 +18,10 @@ from basis_rl.report.runs import Group, Run, differing, find_runs, group_runs, r
 # "At the end" is the last tenth of the budget.
 END = 0.1
 _MOST_BINS = 50
-# What groups should have in common: data, rewards and model.
+# What runs should have in common: data, problems to evaluate on, rewards and model.
 _IN_COMMON = re.compile(
     r"dataset_.*|(prompt|solution|context|choices)_(column|template|pattern|list)|system_prompt|data"
-    r"|reward(_.*)?|model_(name_or_path|revision)|base_(model|revision)"
+    r"|eval_benchmarks|max_eval_samples|test_fraction|reward(_.*)?|model_(name_or_path|revision)|base_(model|revision)"
 )
 _RECORDED = ("data", "reward", "base_model", "base_revision")
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond them the last one.
@@ -49,6 +49,12 @@ class Comparison:
     def keys(self) -> set[str]:
         """Every key that a run has logged."""
         return {key for run in self.runs for key in run.log}
+
+    @property
+    def evaluated(self) -> float:
+        """The rollouts, at most the budget, up to which all those runs were evaluated that ever were after training."""
+        places = [run.series(key)[0] for run in self.runs for key in evaluations(self.keys)]
+        return min([self.budget, *(float(x[-1]) for x in places if x.any())])
 
 
 @dataclass(frozen=True)
@@ -84,16 +90,22 @@ def compare_runs(folders: Sequence[str | Path], *, reference: str | None = None)
     for group in groups:
         if len({str(run.seed) for run in group.runs}) < len(group.runs):
             notes.append(f"'{group.label}' has several runs with the same seed; each of them counts as one run.")
-    # A run from Python has a record only.
-    said = [{**{key: group.runs[0].info.get(key) for key in _RECORDED}, **group.settings} for group in groups]
+    # Runs of one group, too: the problems to evaluate on do not change what a run learns.
+    said = [{**{key: run.info.get(key) for key in _RECORDED}, **run.settings} for run in runs]
     if unlike := list(filter(_IN_COMMON.fullmatch, differing(said))):
-        notes.append(f"The settings differ in more than their method ({', '.join(unlike)}), so their results may, too.")
+        notes.append(f"The runs differ in more than their method ({', '.join(unlike)}), so their results may, too.")
     found = [group for group in groups if reference in (None, group.label)]
     found += [group for group in groups if reference in [run.path.name for run in group.runs]]
     if not found:
         labels = ", ".join(group.label for group in groups)
         raise ValueError(f"There is no '{reference}' to compare with. Choose one of: {labels}.")
-    return Comparison(groups, found[0], shortest.rollouts, notes)
+    comparison = Comparison(groups, found[0], shortest.rollouts, notes)
+    if comparison.evaluated < comparison.budget:
+        notes.append(
+            f"Evaluations are compared after {comparison.evaluated:,.0f} of the {comparison.budget:,.0f} rollouts, "
+            "because not every run was evaluated later."
+        )
+    return comparison
 
 
 def _read(folders: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
@@ -125,11 +137,13 @@ def final_reward(run: Run, budget: float) -> float:
     return float(window_mean(*run.series("reward"), budget - END * budget, budget))
 
 
-def last_until(run: Run, key: str, budget: float) -> float:
-    """The last value that was measured at or before the budget; NaN if there is none."""
+def measured_at(run: Run, key: str, place: float) -> float:
+    """A metric that is measured from time to time (evaluation), after a number of rollouts.
+
+    It is interpolated linearly between two measurements; NaN before the first and after the last one.
+    """
     x, y = run.series(key)
-    measured = y[x <= budget]
-    return float(measured[-1]) if len(measured) else math.nan
+    return float(np.interp(place, x, y, left=math.nan, right=math.nan)) if len(x) else math.nan
 
 
 def rollouts_to(run: Run, target: float, budget: float) -> float:
@@ -212,7 +226,8 @@ class Estimate:
     @property
     def excludes_zero(self) -> bool:
         """Of a difference: whether its interval lies on one side of 0."""
-        return self.spread is not None and abs(self.mean) > self.spread
+        # Equal values that were interpolated differ in the last digits.
+        return self.spread is not None and abs(self.mean) > self.spread + 1e-9
 
 
 def over_seeds(values: Sequence[float]) -> Estimate:

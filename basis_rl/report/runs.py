@@ -32,6 +32,8 @@ _BESIDE = re.compile(
     r"|num_generations_eval|per_device_eval_batch_size|serve|serve_devices"
     r"|values|clusters)(\..*)?|(save|hub|trackio|values|clusters|logging|eval)_.*"
 )
+# Of a record: what a run from Python was given besides its settings.
+_PARTS = ("base_model", "reward", "baseline_parameters", "sampler", "sampler_parameters")
 # These keys come first in a label, under these names.
 _SHORT = {"baseline": "", "objective": "", "num_generations": "G", "learning_rate": "lr"}
 
@@ -40,8 +42,8 @@ _SHORT = {"baseline": "", "objective": "", "num_generations": "G", "learning_rat
 class Run:
     """A run's folder.
 
-    `log` has the numbers that it logged, one row per step; `recipe` is its ``recipe.yaml``, flattened; `info` its
-    ``run.json``.
+    `log` has the numbers that it logged, one row per step; `info` is its ``run.json``; `recipe` its ``recipe.yaml``,
+    flattened, or what `info` tells of the settings of a run from Python.
     """
 
     path: Path
@@ -55,14 +57,15 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        return bool(self.info.get("finished", "train_runtime" in self.log))
+        ended = "train_runtime" in self.log and self.log["train_runtime"].notna().iloc[-1]
+        return bool(self.info.get("finished", ended))
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The recipe's settings, and the recorded ones that are compared even if the recipe leaves them at defaults."""
         known = {key: self.info[key] for key in ("baseline", "objective", "seed") if key in self.info}
         known |= self.info.get("compared", {})
-        return known | {key: value for key, value in self.recipe.items() if value is not None}
+        return known | {key: value for key, value in self.recipe.items() if value not in (None, {})}
 
     def spent(self, what: str, rollouts: Any) -> Any:
         """A cumulative count (``seconds``, ``num_rollout_tokens``, ``step``) after `rollouts`, a number or an array.
@@ -131,8 +134,15 @@ def read_run(folder: Path) -> Run:
     log = log[log["num_rollouts"] >= 0].groupby("step", as_index=False).last()
     if not log["num_rollouts"].max() > 0:
         raise ValueError(f"'{folder}' has sampled no rollouts yet.")
-    recipe = _mapping(folder / "recipe.yaml", yaml.safe_load)
-    return Run(folder, log, flatten_dict(recipe), _known(_mapping(folder / RUN_FILE)))
+    info = _known(_mapping(folder / RUN_FILE))
+    recipe = _mapping(folder / "recipe.yaml", yaml.safe_load) or _recorded(folder / RUN_FILE, info)
+    return Run(folder, log, flatten_dict(recipe), info)
+
+
+def _recorded(path: Path, info: Mapping[str, Any]) -> dict[str, Any]:
+    """What a record says in place of a recipe, which a run from Python does not have: changed settings, and parts."""
+    changed = _mapping(path, lambda _: yaml.safe_load(info.get("recipe", "")))
+    return {key: info[key] for key in _PARTS if key in info} | changed
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
@@ -181,6 +191,7 @@ def _plain(value: Any, left: Iterator[int]) -> Any:
 def _known(info: dict[str, Any]) -> dict[str, Any]:
     """Of a record what has the shape that it should have."""
     shapes: dict[str, type] = {"compared": dict, "artefacts": list, "hardware": str, "versions": dict, "finished": bool}
+    shapes["recipe"] = str
     known: dict[str, Any] = {key: value for key, value in info.items() if isinstance(value, shapes.get(key, object))}
     parts = {"kind": str, "source": str, "sha256": str, "rollouts": int}
     versions = {name: version for name, version in known.get("versions", {}).items() if isinstance(version, str)}

@@ -58,14 +58,13 @@ def final_table(comparison: Comparison) -> Table:
     """As in Table 1 of the BASIS paper: one row per setting, followed by its differences from the reference."""
     groups = comparison.groups
     budget = comparison.budget
-    accuracies = []
-    for key in [*compare.evaluations(comparison.keys), *compare.largest_passes(comparison.keys)]:
-        value = partial(compare.last_until, key=key, budget=budget)
-        accuracies.append(_Column(f"eval {compare.evaluation_name(key) or 'reward'}", value, THREE))
+    place = comparison.evaluated
+    accuracies = [_evaluated(key, place) for key in compare.evaluations(comparison.keys)]
     columns = [_Column("reward at the end", partial(final_reward, budget=budget), THREE), *accuracies]
     if len(accuracies) > 1:
         columns.append(_Column("avg", lambda run: fmean(column.value(run) for column in accuracies), THREE))
     columns += [
+        *(_evaluated(key, place) for key in compare.largest_passes(comparison.keys)),
         _Column("time (min)", lambda run: run.spent("seconds", budget) / 60, _TENTH),
         _Column("rollout tokens", lambda run: run.spent("num_rollout_tokens", budget), tqdm.format_sizeof),
         _Column("steps", lambda run: run.spent("step", budget), _WHOLE, compared=False),
@@ -77,14 +76,23 @@ def final_table(comparison: Comparison) -> Table:
         rows.append(Row([group.label, *_cells(group, columns), *last], index))
         if group is not comparison.reference:
             rows.append(_differences(group, comparison.reference, columns, len(last)))
+    of_evaluations = (
+        f"Evaluations are compared at {place:,.0f} rollouts: all runs that were evaluated during training were "
+        "evaluated at least up to there. Between two evaluations of a run its results are interpolated linearly. "
+    )
     caption = (
-        f"Every run is taken at {budget:,.0f} rollouts. The reward is the mean over the last tenth of them, an "
-        "evaluation the last one within the budget. ± is the standard deviation over the seeds. Δ is the difference, "
-        "with its 95 % interval over the seeds in brackets (Student's t; paired if the seeds are the same), and bold "
-        "if the interval excludes 0. One seed gives no interval."
+        f"Every run is taken at {budget:,.0f} rollouts. The reward is the mean over the last tenth of them. "
+        f"{of_evaluations if accuracies else ''}± is the standard deviation over the seeds. Δ is the difference, with "
+        "its 95 % interval over the seeds in brackets (Student's t; paired if the seeds are the same), and bold if the "
+        "interval excludes 0. One seed gives no interval."
     )
     titles = (column.title for column in columns)
     return Table("At the same number of rollouts", ["setting", *titles, "G", "runs"], rows, caption)
+
+
+def _evaluated(key: str, place: float) -> _Column:
+    title = f"eval {compare.evaluation_name(key) or 'reward'}"
+    return _Column(title, partial(compare.measured_at, key=key, place=place), THREE)
 
 
 def cost_table(comparison: Comparison) -> Table:

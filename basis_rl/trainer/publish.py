@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -256,7 +257,9 @@ def run_info(run: Any, model_name: str, dataset_name: str | None = None, tags: I
     state = run.state
     processes = run.accelerator.num_processes
     rewards = [row["reward"] for row in state.log_history if row.get("reward") is not None]
-    ended = any("train_runtime" in row for row in state.log_history) or 0 < state.max_steps <= state.global_step
+    # A run that was continued has the row of its earlier end, too.
+    ends = [row["step"] for row in state.log_history if "train_runtime" in row]
+    ended = state.global_step in ends or 0 < state.max_steps <= state.global_step
     dataset_name = dataset_name or run.origin.dataset_name
     size = f"{len(run.train_dataset):,} problems" if hasattr(run.train_dataset, "__len__") else "a stream of problems"
     deepspeed = getattr(run.accelerator.state, "deepspeed_plugin", None) is not None
@@ -317,7 +320,10 @@ def _shown(value: Any) -> str:
         return public_path(value.source)
     if isinstance(value, dict):
         return f"a mapping of {len(value)} entries"
-    return public_path(str(value)) if isinstance(value, Path) else str(redact(value))[:100]
+    if isinstance(value, Path):
+        return public_path(str(value))
+    # An object has another address in each process, which would tell the seeds of one setting apart.
+    return re.sub(" at 0x[0-9a-f]+", "", str(redact(value)))[:100]
 
 
 def _compared(args: BasisConfig, processes: int) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Comparison at one number of rollouts, against sums over single rollouts; groups, budgets, differences, messages."""
 
+import json
 import math
 import random
 from pathlib import Path
@@ -17,12 +18,13 @@ from basis_rl.report.compare import (
     difference,
     evaluations,
     final_reward,
-    last_until,
+    measured_at,
     points,
     window_mean,
 )
 from basis_rl.report.runs import Group, Run, find_runs, group_runs, read_run
 from basis_rl.report.tables import _Column, _differences, cost_table, final_table, table_price
+from basis_rl.report.verdict import verdict
 from tests.report.folders import write_rows, write_run
 
 
@@ -87,7 +89,7 @@ def test_the_budget_is_what_every_run_has(tmp_path):
     assert any("rollouts of 'short', which has not finished" in note for note in found.notes)
 
 
-def test_evaluations_count_up_to_the_budget_and_keep_their_places(tmp_path):
+def test_evaluations_are_interpolated_and_keep_their_places(tmp_path):
     for seed in (0, 1):
         rows = write_run(tmp_path / f"s{seed}", seed=seed)
         for row in rows[4::5]:
@@ -95,9 +97,9 @@ def test_evaluations_count_up_to_the_budget_and_keep_their_places(tmp_path):
         write_rows(tmp_path / f"s{seed}", rows)
     found = compare_runs([tmp_path])
     (group,) = found.groups
-    assert last_until(group.runs[0], "eval_reward", 14 * 64) == pytest.approx(0.10)
-    assert math.isnan(last_until(group.runs[0], "eval_reward", 64))
-    assert last_until(group.runs[0], "eval_reward", 10 * 64) == pytest.approx(0.10)
+    for place, value in ((14, 0.14), (10, 0.10), (4, math.nan), (20, 0.20), (21, math.nan)):
+        assert measured_at(group.runs[0], "eval_reward", place * 64) == pytest.approx(value, nan_ok=True)
+    assert math.isnan(measured_at(group.runs[0], "eval_avg@1", 640))
     drawn = points(group, "eval_reward", 14 * 64)
     np.testing.assert_allclose(drawn.x, [5 * 64, 10 * 64])
     np.testing.assert_allclose(drawn.mean, [0.55, 0.60])
@@ -131,9 +133,32 @@ def test_without_recipes_runs_have_the_names_of_their_folders(tmp_path):
         compare_runs([tmp_path], reference="three")
 
 
+def test_runs_from_python_are_told_apart_by_their_records(tmp_path):
+    """They have no recipe.yaml."""
+    for name, weighting, beta in (("unb", "unb", 0.0), ("vop", "vop", 0.0), ("kl", "vop", 0.1)):
+        for seed in (0, 1):
+            folder = tmp_path / f"{name}{seed}"
+            write_run(folder)
+            (folder / "recipe.yaml").unlink()
+            record = {
+                **{"seed": seed, "baseline": "basis", "compared": {"num_generations": 1}, "reward": "exact"},
+                **{"baseline_parameters": {"weighting": weighting}, "sampler": "uniform", "sampler_parameters": {}},
+                "recipe": f"beta: {beta}\nseed: {seed}\noutput_dir: {folder}\n",
+            }
+            (folder / "run.json").write_text(json.dumps(record))
+    sizes = {"basis weighting=unb": 2, "basis weighting=vop beta=0": 2, "basis weighting=vop beta=0.1": 2}
+    found = compare_runs([tmp_path])
+    assert {group.label: len(group.runs) for group in found.groups} == sizes
+    record = {"seed": 0, "baseline": "basis", "sampler": "frontier", "recipe": None}
+    (tmp_path / "kl0" / "run.json").write_text(json.dumps(record))
+    assert verdict(compare_runs([tmp_path]))[0].startswith("No verdict: prompt_sampler")
+
+
 def test_rows_of_one_step_are_one_and_what_is_cut_off_is_none(tmp_path):
     rows = write_run(tmp_path / "a", steps=10)
-    evaluation = {"step": 5, "eval_reward": 0.3, "num_rollouts": 5 * 64}
+    (tmp_path / "a" / "run.json").unlink()
+    # The run ended here, and was continued.
+    evaluation = {"step": 5, "eval_reward": 0.3, "num_rollouts": 5 * 64, "train_runtime": 9.0}
     write_rows(tmp_path / "a", [*rows[:5], evaluation, *rows[5:]])
     path = tmp_path / "a" / "metrics.jsonl"
     path.write_text(path.read_text() + '{"step": 11, "rewa')
@@ -141,6 +166,9 @@ def test_rows_of_one_step_are_one_and_what_is_cut_off_is_none(tmp_path):
     assert log["step"].tolist() == list(range(1, 11))
     assert log["reward"].tolist() == [row["reward"] for row in rows]
     assert log["eval_reward"].dropna().tolist() == [0.3]
+    assert not read_run(tmp_path / "a").finished
+    write_rows(tmp_path / "a", [*rows, {**evaluation, "step": 10}])
+    assert read_run(tmp_path / "a").finished
 
 
 def test_two_updates_on_one_batch_are_averaged():
@@ -211,7 +239,9 @@ def test_the_price_of_a_table_is_charged(tmp_path):
 
 def test_evaluations_are_columns_with_their_mean(tmp_path):
     for name, value in (("rloo", 0.25), ("grpo", 0.5)):
-        write_run(tmp_path / name, baseline=name, **{"eval_aime24_avg@4": value, "eval_amc23_avg@4": value + 0.1})
+        write_run(tmp_path / name, baseline=name, **{
+            "eval_aime24_avg@4": value, "eval_amc23_avg@4": value + 0.1, "eval_aime24_pass@4": 0.9
+        })  # fmt: skip
     table = final_table(compare_runs([tmp_path], reference="rloo"))
     rows = {row.cells[0]: dict(zip(table.columns, row.cells, strict=True)) for row in table.rows}
     assert rows["grpo"]["eval aime24 avg@4"] == "0.500"

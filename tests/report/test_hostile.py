@@ -30,10 +30,13 @@ FILES = {
     "a recipe that holds itself": ("recipe.yaml", "a: &a [*a]", True),
     "a recipe of millions": ("recipe.yaml", BOMB, True),
     "a recipe that runs code": ("recipe.yaml", "a: !!python/object/apply:os.system ['touch ran']", True),
+    "a recipe in a record that is no YAML": ("run.json", '{"recipe": "a: [1, 2"}', True),
+    "parts of other types in a record": ("run.json", '{"baseline_parameters": 3, "sampler": {"a": [1]}}', False),
+    "a recipe of millions in a record": ("run.json", json.dumps({"recipe": BOMB}), True),
     "keys of other types": ("recipe.yaml", "1: 2\n2020-01-01: [{2020-01-02: 3}]\nnull: {true: !!binary aGk=}", False),
     "facts of other types": ("run.json", json.dumps({
         "baseline": {"a": [1]}, "objective": 3, "seed": [1], "compared": [], "hardware": {"a": 1}, "finished": "no",
-        "versions": {"torch": 3, "a": "b"}, "artefacts": [1, {"kind": "value table"}, {"kind": []}],
+        "recipe": [1], "versions": {"torch": 3, "a": "b"}, "artefacts": [1, {"kind": "value table"}, {"kind": []}],
     }), False),
     "artefacts that are none": ("run.json", '{"artefacts": null, "versions": null}', False),
     "letters that are none": ("run.json", '{"baseline": "\\ud800\\u001b[31m<b>", "versions": {"\\ud800": "1"}}', False),
@@ -52,6 +55,8 @@ def test_a_file_of_another_form_costs_at_most_its_run(case, tmp_path, capsys, mo
     name, content, left_out = FILES[case]
     write_run(tmp_path / "runs" / "good")
     write_run(tmp_path / "runs" / "odd", baseline="grpo")
+    if "in a record" in case:
+        (tmp_path / "runs" / "odd" / "recipe.yaml").unlink()
     write = (tmp_path / "runs" / "odd" / name).write_bytes
     write(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))
     assert main(["compare", "runs", "--output_dir", "report"]) == 0

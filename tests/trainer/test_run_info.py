@@ -84,10 +84,13 @@ def test_each_fact_is_from_its_own_source(tmp_path):
 
 
 def test_a_run_is_finished_when_it_has_come_to_its_end_unless_a_signal_ended_it(tmp_path):
-    end = [{"reward": 1.0}, {"train_runtime": 3.0}]
+    end = [{"step": 3, "reward": 1.0}, {"step": 3, "train_runtime": 3.0}]
     assert not facts(tmp_path, log=end[:1]).finished
     assert facts(tmp_path, log=end).finished
     assert not facts(tmp_path, log=end, given={"stop_on_signal": SimpleNamespace(stopped=True)}).finished
+    continued = [{"step": 100, "train_runtime": 3.0}, {"step": 300, "reward": 1.0}]
+    assert not facts(tmp_path, log=continued, step=300, max_steps=1000).finished
+    assert facts(tmp_path, log=continued, step=300, max_steps=300).finished
     assert facts(tmp_path, step=9, max_steps=0).max_steps == 9
 
 
@@ -149,12 +152,15 @@ def test_what_the_baseline_was_given_is_named_without_its_folder(tmp_path):
         ("prompt codebook", 0, book.digest)
     ]
     assert facts(tmp_path, baseline=Tokenwise()).baseline == "Tokenwise"
+    own = SimpleNamespace(parameters={"chance": parity_reward})
+    assert facts(tmp_path, given={"sampler": own}).sampler_parameters == {"chance": "<function parity_reward>"}
 
 
 def test_a_comparison_reads_what_the_card_is_made_of(tmp_path):
     table = ValueTable.from_rewards({"a": [1.0, 0.0]})
     save_run_info(
-        facts(tmp_path, baseline=build_baseline("basis", values=table), log=[{"train_runtime": 1.0}]), tmp_path
+        facts(tmp_path, baseline=build_baseline("basis", values=table), log=[{"step": 3, "train_runtime": 1.0}]),
+        tmp_path,
     )
     record = json.loads((tmp_path / "run.json").read_text())
     recipe = {"baseline": "my:Own", "objective": None, "lr": 1}
