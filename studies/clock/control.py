@@ -182,16 +182,21 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def draw(runs: list[dict[str, Any]], path: Path) -> None:
-    """Accuracy over rollouts of the counted runs: the median over seeds, and a band from the lowest to the highest."""
+    """Accuracy over rollouts, a line for each run at the rate of its row's counted ones: counted runs from the start,
+    those that chose the rate, which are measured at their end alone, dashed."""
+    rates = {run["row"]: run["learning_rate"] for run in runs if run["seed"] not in TUNING}
     with panels(path, 1, 1, width=6.6, height=4.0) as (axis,):
-        for index, row in enumerate(row for row in SHOWN if row in {run["row"] for run in runs}):
-            group = [run for run in runs if run["row"] == row]
-            accuracy = 100 * np.array([run["accuracy"] for run in group])
-            rollouts = ROLLOUTS * np.array(group[0]["step"])
+        for index, row in enumerate(row for row in SHOWN if row in rates):
             look = style(index)
-            label = f"{SHOWN[row]} ({group[0]['learning_rate']:g})"
-            axis.plot(rollouts, np.median(accuracy, axis=0), label=label, **look)
-            axis.fill_between(rollouts, accuracy.min(axis=0), accuracy.max(axis=0), color=look["color"], alpha=0.15)
+            group = [run for run in runs if (run["row"], run["learning_rate"]) == (row, rates[row])]
+            first = next(run for run in group if run["seed"] not in TUNING)
+            for run in group:
+                is_tuning = run["seed"] in TUNING
+                label = f"{SHOWN[row]} ({rates[row]:g})" if run is first else None
+                shown = slice(-LAST, None) if is_tuning else slice(None)
+                rollouts = ROLLOUTS * np.array(run["step"])[shown]
+                line = {**look, "linestyle": "--" if is_tuning else "-"}
+                axis.plot(rollouts, 100 * np.array(run["accuracy"])[shown], label=label, **line)
         title(axis, "", "rollouts", "greedy accuracy on held-out problems, %")
         axis.set_ylim(bottom=0)
         axis.legend(frameon=False, loc="lower right")
@@ -234,8 +239,8 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     facts |= {key: getattr(options, key) for key in SIZES}
     save_table("control", facts, runs.found, options.results)
     print(table(runs.found))
-    if counted := [run for run in runs.found if run["seed"] not in TUNING]:
-        draw(counted, options.results / "control.png")
+    if any(run["seed"] not in TUNING for run in runs.found):
+        draw(runs.found, options.results / "control.png")
     return runs.found
 
 
