@@ -94,7 +94,7 @@ def test_a_key_is_refused_if_tokens_are_drawn_from_another_distribution_than_the
         (kwargs(min_tokens=2), "min_tokens 2: roll"),
         ({"repetition_penalty": 1.2}, "repetition_penalty 1.2: roll"),
         ({"vllm_structured_outputs_regex": "a+"}, r"structured_outputs a\+: roll"),
-        (kwargs(stop=["a"], stop_token_ids=[5], seed=1, ignore_eos=True, bad_words=[], presence_penalty=0.0), ""),
+        (kwargs(stop=["a"], stop_token_ids=[5], ignore_eos=True, bad_words=[], presence_penalty=0.0), ""),
     ],
 )
 def test_a_server_is_asked_for_the_policys_own_distribution(given, refused, tmp_path):

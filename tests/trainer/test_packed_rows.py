@@ -30,7 +30,7 @@ PADDED = ("Mamba", "RWKV", "Bloom")
 REFUSED = ("Llama 4", "DeepSeek-V3.2", "ModernBERT (decoder)")
 NOISY = ("Seed-OSS", "OPT", "GPT-2", "PhiMoE")
 PACKED = [name for name in ARCHITECTURES if name not in (*PADDED, *REFUSED)]
-IN_FLOAT32 = ("DeepSeek-V3", "MiniMax-M2", "Nemotron-H")
+IN_FLOAT32 = ("DeepSeek-V3", "GLM-4.5", "MiniMax-M2", "Nemotron-H")
 EAGER_TOO = ("Llama", "Gemma3", "GPT-2", "Mixtral", "Qwen3-Next")
 # Except on a CPU, TRL's own head computes scores, in float32.
 EXACT = 1e-12 if DEVICE == "cpu" else 1e-5
