@@ -122,10 +122,13 @@ class Evaluation:
         texts = [completion.text for completion in completions]
         logged: dict[str, Any] = {"verdict": [None] * n}
         scores = call(reward, [row] * n, completions, logged)
-        full = (getattr(reward, "reward_range", None) or (0.0, 1.0))[1]
-        if (most := max((score for score in scores if not math.isnan(score)), default=0.0)) > full:
+        declared = getattr(reward, "reward_range", None)
+        full = (declared or (0.0, 1.0))[1]
+        beyond = [score for score in scores if score > full]
+        # Of a declared range, rounding may leave a score just above its end.
+        if declared is None and beyond:
             raise ValueError(
-                f"A reward was {most:g}, and only the full score counts as right: {full:g}, where none is declared. "
+                f"A reward was {beyond[0]:g}, and only the full score counts as right: 1, as no range is declared. "
                 "Declare its range: `my_reward.reward_range = (0, 10)`."
             )
         cut = [[completion.truncated for completion in completions]] if isinstance(reward, AfterThought) else []

@@ -760,7 +760,7 @@ class BasisTrainer(GRPOTrainer):
         logs = (self._pending_extra_logs, self._pending_metrics)
         before = copy.deepcopy(logs)
         scores = self._scores(*given)
-        # In place: a resampling goes on with these very dictionaries.
+        # In place, because `Resampling` holds the same two dictionaries.
         for log, old in zip(logs, before, strict=True):
             log.clear()
             log.update(old)

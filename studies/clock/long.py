@@ -79,8 +79,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     """Make and report the runs; returns them."""
-    options = parse(argv)
-    options = placed(options)
+    options = placed(parse(argv))
     if options.quick:
         options.steps, options.every, options.problems, options.held_out, options.sampled = 4, 2, 100, 10, 5
     runs, facts = kept_runs(planned(options))
