@@ -38,9 +38,9 @@ TUNING = (10, 11)
 STARTS = (5e-6, 1e-5)
 # Rows in the order of their runs, with the number of counted seeds.
 COUNTED = {
-    "grpo": 3,
-    "none": 3,
-    "least variance, frontier": 3,
+    "grpo": 5,
+    "none": 5,
+    "least variance, frontier": 5,
     "none, groups of 8": 3,
     "least variance": 3,
     "batch_mean": 3,
