@@ -1,7 +1,8 @@
 """The yardstick: what an estimator's values miss, and how noisy its gradient is, on logged rollouts of a real model.
 
     python -m studies.yardstick [ESTIMATOR ...] [--group 1 2 4 8] [--permutations 8] [--chosen]
-        [--offset X]
+        [--offset X] [--data FILE]
+    python -m studies.yardstick --by_rate FILE [FILE ...]
     python -m studies.yardstick --make MODEL [--problems 64] [--rewards 256] [--logged 32]
 
 ESTIMATOR is ``NAME`` or ``NAME={PARAMETERS AS JSON}``; NAME is a registered baseline or ``module:Class`` of your own, a
@@ -12,6 +13,8 @@ ESTIMATOR is ``NAME`` or ``NAME={PARAMETERS AS JSON}``; NAME is a registered bas
 the true value. The first 32 rollouts of each problem are logged in full: reward, tokens, log-probabilities, energies,
 and the gradient of the rollout's log-probability in all weights, each weight divided by the root mean square of its
 gradient (as Adam's steps are), in 64 random projections: weights get random signs and are summed in turn.
+``yardstick_start.npz`` and ``yardstick_160.npz`` hold the same of the policy before training and after 160 further
+steps (`studies.clock.long`).
 
 **A score.** The logged rollouts come in batches of 64: each problem once, or 32, 16 or 8 problems with 2, 4 or 8
 rollouts each. The policy stays as it is, so a belief sees each problem 32 times at one rollout and 4 times at eight.
@@ -30,6 +33,9 @@ change with the scale), 0.2 that of 0.2 more for a form that all rollouts have.
 - ``rollouts``: how many times the rollouts of a batch that true values would need for the same noise.
 - ``power A to B``: the same for problems that are solved with such a rate: the power of a rollout's gradient over that
   with true values, over the later half of the visits. Only rows whose advantages are not scaled compare by it.
+
+``--by_rate`` takes the problems of several data sets together, in finer steps of how often they are solved, and plots
+``power``, relative to the mean over all problems with their true values: as many times more rollouts a problem needs.
 """
 
 from __future__ import annotations
@@ -37,6 +43,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -54,6 +61,7 @@ from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values.table import ValueTable
 from benchmarks.common import one_thread
 from examples.smollm2 import problems as arithmetic
+from studies.drawing import panels, style, title
 from studies.least.variance import Rollouts, drawn, loaded, log_probs, measure_energies
 from studies.runs import RESULTS, placed, save_table, study_parser
 
@@ -66,6 +74,19 @@ ROWS = (
     'basis_history={"target": "value"}', "basis_history", 'basis_history={"prior": "text"}', "basis",
     "dr_grpo", "grpo", "rloo", "james_stein", "ebpo", "max_rl", "ogb",
 )  # fmt: skip
+
+
+# Of the plot by success rate: steps; and its lines: estimator, offset of the rewards, and what the legend says.
+FINE = (0.0, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 1.0)
+LEAST = 3e-3
+LINES = (
+    ("true value", 0.0, "true value"),
+    ("none", 0.0, "no baseline, rewards of 0 and 1"),
+    ("none", -0.5, "no baseline, rewards of -1 and 1"),
+    ("batch_mean", 0.0, "batch_mean"),
+    ('batch_mean={"target": "optimal"}', 0.0, "batch_mean, target: optimal"),
+    ('basis_history={"prior": "text"}', 0.0, "basis_history, prior: text"),
+)
 
 
 class TrueValue(Baseline):
@@ -213,13 +234,22 @@ def estimator(text: str, data: Data) -> Baseline:
     return built
 
 
-def score(text: str, group: int, permutations: int, data: Data, chosen: bool = False) -> dict[str, Any]:
-    """Errors by visit (of chosen problems: by batch), and the moments of a batch's gradient."""
-    errors: dict[int, list[float]] = {}
-    gradients: tuple[list[Tensor], list[Tensor]] = ([], [])
+@dataclass
+class Moments:
+    """What an estimator's batches had: errors by visit, mean gradients of even and of odd visits, and for each problem
+    the power of its rollouts' gradients, with their number; all but the errors over the later half of the batches."""
+
+    errors: dict[int, list[float]]
+    gradients: tuple[list[Tensor], list[Tensor]]
+    powers: Tensor
+    counts: Tensor
+
+
+def moments(text: str, group: int, permutations: int, data: Data, chosen: bool = False) -> Moments:
+    """Let an estimator see the batches of each permutation."""
     norms = data.gradients.square().sum(dim=1)
-    powers = torch.zeros(data.problems, dtype=torch.float64)
-    counts = torch.zeros(data.problems, dtype=torch.float64)
+    zeros = torch.zeros(data.problems, dtype=torch.float64)
+    seen = Moments({}, ([], []), zeros, zeros.clone())
     for seed in range(permutations):
         baseline = estimator(text, data)
         wanted = baseline.requires | baseline.learns_from
@@ -230,25 +260,74 @@ def score(text: str, group: int, permutations: int, data: Data, chosen: bool = F
             if found.values.ndim == 2:
                 raise SystemExit(f"{text} has an advantage for each token; the gradients here are those of rollouts.")
             away = (found.baseline.double() - data.values[rows // data.logged]).square().mean()
-            errors.setdefault(visit + 1, []).append(float(away) - data.noise_of_values)
+            seen.errors.setdefault(visit + 1, []).append(float(away) - data.noise_of_values)
             if step >= len(batches) // 2:
-                powers.index_add_(0, rows // data.logged, found.values.double() ** 2 * norms[rows])
-                counts += (rows // data.logged).bincount(minlength=data.problems)
-                gradients[visit % 2].append((found.values.double()[:, None] * data.gradients[rows]).mean(dim=0))
+                seen.powers.index_add_(0, rows // data.logged, found.values.double() ** 2 * norms[rows])
+                seen.counts += (rows // data.logged).bincount(minlength=data.problems)
+                mean = (found.values.double()[:, None] * data.gradients[rows]).mean(dim=0)
+                seen.gradients[visit % 2].append(mean)
             baseline.update(batch)
-    even, odd = (torch.stack(each) for each in gradients)
+    return seen
+
+
+def score(text: str, group: int, permutations: int, data: Data, chosen: bool = False) -> dict[str, Any]:
+    """Errors by visit (of chosen problems: by batch), and the moments of a batch's gradient."""
+    seen = moments(text, group, permutations, data, chosen)
+    even, odd = (torch.stack(each) for each in seen.gradients)
     signal = float((even.mean(dim=0) * odd.mean(dim=0)).sum())
     power = float(torch.cat([even, odd]).square().sum(dim=1).mean())
     # Too little signal to be told from 0.
     noise = (power - signal) / signal if signal > 0 else float("nan")
-    told = {f"error {visit}": float(np.mean(errors[visit])) for visit in VISITS if visit in errors}
+    told = {f"error {visit}": float(np.mean(seen.errors[visit])) for visit in VISITS if visit in seen.errors}
     blank = {f"error {visit}": None for visit in VISITS}
     bins = torch.bucketize(data.solved, torch.tensor(RATES[1:-1], dtype=torch.float64), right=True)
     rates = enumerate(pairwise(RATES))
-    mean = {edges: float(powers[bins == i].sum() / counts[bins == i].sum()) for i, edges in rates}
+    mean = {edges: float(seen.powers[bins == i].sum() / seen.counts[bins == i].sum()) for i, edges in rates}
     by_rate = {f"power {low:g} to {high:g}": each for (low, high), each in mean.items()}
     prompts = "chosen" if chosen else "uniform"
     return {"estimator": text, "prompts": prompts, "group": group, **blank, **told, "noise": noise, **by_rate}
+
+
+def by_rate(paths: list[Path], permutations: int) -> list[dict[str, Any]]:
+    """For each of `LINES` and each step of `FINE`: the mean power of a rollout's gradient, one rollout per problem.
+
+    Each data set's power is relative to that of the true value over all of its problems, whose mean is 1.
+    """
+    edges = torch.tensor(FINE[1:-1], dtype=torch.float64)
+    powers: dict[str, Tensor] = {}
+    counts = torch.zeros(len(FINE) - 1, dtype=torch.float64)
+    for path in paths:
+        bins = torch.bucketize(Data(path).solved, edges, right=True)
+        counts.index_add_(0, bins, torch.ones(len(bins), dtype=torch.float64))
+        whole = moments("true value", 1, permutations, Data(path)).powers.mean()
+        for text, offset, name in LINES:
+            own = moments(text, 1, permutations, Data(path, offset)).powers / whole
+            powers.setdefault(name, torch.zeros_like(counts)).index_add_(0, bins, own)
+    return [
+        {
+            "baseline": name,
+            "from": low,
+            "to": high,
+            "problems": int(counts[i]),
+            "power": float(powers[name][i] / counts[i]),
+        }
+        for *_, name in LINES
+        for i, (low, high) in enumerate(pairwise(FINE))
+        if counts[i]
+    ]
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """A line for each baseline."""
+    with panels(path, 1, 1, width=6.6, height=4.0) as (axis,):
+        for index, (*_, name) in enumerate(LINES):
+            own = [row for row in rows if row["baseline"] == name]
+            middle = [(row["from"] + row["to"]) / 2 for row in own]
+            axis.plot(middle, [row["power"] for row in own], label=name, **style(index))
+        axis.set_yscale("log")
+        axis.set_ylim(bottom=LEAST)
+        title(axis, "", "how often the policy solves the problem", "noise of a rollout's gradient")
+        axis.legend(frameon=False)
 
 
 def scores(
@@ -278,6 +357,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--permutations", type=int, default=8)
     parser.add_argument("--chosen", action="store_true", help="draw problems as a sampler does")
     parser.add_argument("--offset", type=float, default=0.0, help="is added to each reward")
+    parser.add_argument("--by_rate", type=Path, nargs="+", metavar="FILE", help="plot the power over the success rate")
     parser.add_argument("--make", type=Path, metavar="MODEL", help="make the data set with this model")
     for name, default in (("problems", 64), ("rewards", 256), ("logged", 32)):
         parser.add_argument(f"--{name}", type=int, default=default, help=argparse.SUPPRESS)
@@ -286,6 +366,12 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     one_thread()
     if options.quick:
         options.group, options.permutations = [1], 1
+    if options.by_rate:
+        rows = by_rate(options.by_rate, options.permutations)
+        facts = {"permutations": options.permutations, "data": [path.name for path in options.by_rate]}
+        save_table("yardstick_by_rate", facts, rows, options.results)
+        draw(rows, options.results / "yardstick_by_rate.png")
+        return rows
     if options.make:
         make(options.make, options.problems, options.rewards, options.logged, options.data)
     names = options.estimators or list(ROWS)
@@ -294,7 +380,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     shown = [[f"{each:.4f}" if isinstance(each, float) else each or "" for each in row.values()] for row in rows]
     print(markdown_table(shown, list(rows[0])))
     if not options.estimators and not options.offset:
-        name = "yardstick_chosen" if options.chosen else "yardstick"
+        name = options.data.stem + ("_chosen" if options.chosen else "")
         save_table(name, {"permutations": options.permutations}, rows, options.results)
     return rows
 

@@ -90,6 +90,25 @@ def test_an_offset_changes_the_noise_of_no_baseline_as_computed_and_of_no_other(
         assert yardstick.score(name, 1, 1, moved)["noise"] == pytest.approx(yardstick.score(name, 1, 1, data)["noise"])
 
 
+def test_the_noise_at_a_success_rate_is_relative_to_the_true_values_of_its_own_data_set(tmp_path, monkeypatch):
+    paths = []
+    for p, scale in ((0.6, 1.0), (0.2, 3.0)):
+        found = answers(p)
+        paths.append(tmp_path / f"{p}.npz")
+        np.savez(paths[-1], **{**found, "gradients": scale * found["gradients"]})
+    monkeypatch.setattr(yardstick, "LINES", yardstick.LINES[:2])
+    powers = {}
+    for row in yardstick.by_rate(paths, 4):
+        rate = 0.6 if row["to"] > 0.4 else 0.2
+        powers.setdefault((row["baseline"], rate), []).extend([row["power"]] * row["problems"])
+    for p in (0.6, 0.2):
+        # With rewards of 0 and 1, right has score 1 - p and wrong -p.
+        expected = (1 - p) / ((1 - p) ** 3 + p**3)
+        found = [np.mean(powers[name, p]) for *_, name in yardstick.LINES]
+        assert found[0] == pytest.approx(1.0, rel=1e-6)
+        assert found[1] == pytest.approx(expected, rel=0.1)
+
+
 def test_beliefs_learn_and_others_are_refused(data):
     row = yardstick.score('basis_history={"target": "value"}', 1, 2, data)
     # All problems are alike, so that the mean of the batch, which is all that is known at first, is a good guess.
