@@ -15,7 +15,7 @@ from basis_rl.conformance import BaselineError, ObjectiveError, SamplerError
 from basis_rl.conformance.named import conform
 from basis_rl.estimate.footprint import planned, read_launch
 from basis_rl.estimate.memory import Launch
-from basis_rl.estimate.report import Footprint, Warn, arithmetic, disk, memory
+from basis_rl.estimate.report import Footprint, Warn, arithmetic, disk, memory, optimizer_steps
 from basis_rl.recipe.build import check_recipe
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
@@ -119,7 +119,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
         show("Sampling", sections.sampling(plan))
     footprint = Footprint(recipe.model, args, checked.config, launch, max(lengths), gpu_memory, baseline)
     show("Memory of a GPU", memory(footprint, warn))
-    show("Disk", disk(footprint, warn))
+    show("Disk", disk(footprint, optimizer_steps(args, problems), warn))
     show("Rollouts", sections.server(recipe, footprint, warn))
     if args.streams:
         show("Streaming", sections.streaming(recipe, footprint))

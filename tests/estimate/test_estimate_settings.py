@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 import yaml
 from transformers import MixtralConfig, Qwen2MoeConfig, Qwen3Config
 from trl import ModelConfig
 
+from basis_rl.baselines import build_baseline
 from basis_rl.estimate.footprint import Launch, model_size, planned, read_launch, setting_of
 from basis_rl.estimate.memory import (
     MAX_LIVE_PARAMETERS,
@@ -18,6 +20,7 @@ from basis_rl.estimate.memory import (
     static_parts,
     step_parts,
 )
+from basis_rl.estimate.report import Footprint, disk
 from tests.estimate.test_memory import SIZE, named
 from tests.support.tiny import config
 
@@ -199,6 +202,31 @@ def test_a_launch_is_read_from_the_environment(monkeypatch):
     found = read_launch()
     assert (found.engine, found.stage) == ("deepspeed", 3)
     assert (found.offload_optimizer, found.offload_parameters) == (False, True)
+
+
+def test_checkpoints_hold_what_a_run_would_write(tmp_path, monkeypatch):
+    monkeypatch.setattr("basis_rl.estimate.report.GIB", 1)
+
+    def found(baseline="batch_mean", free=1 << 40, steps=5, **settings):
+        """Bytes of one checkpoint, and for how many there is no room."""
+        monkeypatch.setattr("basis_rl.estimate.report.free_bytes", lambda folder: free)
+        warnings = []
+        args = config(tmp_path, save_strategy="steps", **settings)
+        run = Footprint(ModelConfig(), args, Qwen3Config(**SHAPE), Launch(), 7, None, build_baseline(baseline))
+        one = int(re.search(r"takes about (\d+)", disk(run, steps, warnings.append))[1])
+        return one, *(int(re.search(r"but (\d+) checkpoint", text)[1]) for text in warnings)
+
+    policy = model_size(Qwen3Config(**SHAPE), ModelConfig(model_name_or_path="m")).parameters
+    assert found() == (12 * policy,)
+    assert found(save_only_model=True) == found("sao", save_only_model=True) == (4 * policy,)
+    # Beside it the critic, whose attention is frozen.
+    critic = build_baseline("sao").module_parameters(Qwen3Config(**SHAPE))
+    assert found("sao") == (12 * (policy + critic) - 8 * 2 * (16 * 16 + 2 * 16 * 8 + 16 * 16 + 2 * 4),)
+    assert found(free=60 * policy, save_steps=1) == (12 * policy, 5)
+    assert found(free=63 * policy, save_steps=0.3) == (12 * policy,)
+    assert found(free=27 * policy, save_steps=0.3) == (12 * policy, 3)
+    assert found(free=27 * policy, save_steps=1, save_total_limit=2) == (12 * policy, 3)
+    assert found(free=27 * policy, save_steps=3, save_total_limit=2) == (12 * policy, 2)
 
 
 def test_batches_of_a_planned_run_are_those_of_its_processes(tmp_path):
