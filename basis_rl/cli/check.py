@@ -13,7 +13,7 @@ from basis_rl.cli.main import notes, report
 from basis_rl.cli.options import check_parser
 from basis_rl.conformance import BaselineError, ObjectiveError, SamplerError
 from basis_rl.conformance.named import conform
-from basis_rl.estimate.footprint import planned, read_launch
+from basis_rl.estimate.footprint import asked, planned, read_launch
 from basis_rl.estimate.memory import Launch
 from basis_rl.estimate.report import Footprint, Warn, arithmetic, disk, memory, optimizer_steps
 from basis_rl.recipe.build import check_recipe
@@ -93,6 +93,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     checked = check_recipe(recipe, artefact=False)
     plan = checked.plan
     args = plan.args
+    launch = asked(launch, args)
     baseline = plan.baseline
     problems = len(plan.train_dataset)
     show("Configuration", sections.configuration(recipe, args, launch, warn))

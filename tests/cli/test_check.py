@@ -104,6 +104,12 @@ def test_every_optimizer_step_is_accounted_for(check):
     assert "1.5 generation batches" in warnings[0]
 
 
+def test_an_engine_that_the_recipe_asks_for_is_what_is_told(check):
+    code, said, _, error = check("--world_size", "2", fsdp=True)
+    assert code == 0, error
+    assert "Launched as: FSDP on 2 process(es), from fsdp of the recipe." in said
+
+
 def test_extras_that_are_missing_here_are_warnings(check, monkeypatch):
     monkeypatch.setattr("basis_rl.cli.check_sections.missing_extra", lambda module, what: f"{what} needs {module}.")
     code, _, warnings, error = check("--accelerate_config", "zero3_cpu", "--use_vllm", "true")

@@ -10,7 +10,7 @@ from transformers import MixtralConfig, Qwen2MoeConfig, Qwen3Config
 from trl import ModelConfig
 
 from basis_rl.baselines import build_baseline
-from basis_rl.estimate.footprint import Launch, model_size, planned, read_launch, setting_of
+from basis_rl.estimate.footprint import Launch, asked, model_size, planned, read_launch, setting_of
 from basis_rl.estimate.memory import (
     MAX_LIVE_PARAMETERS,
     REDUCE_BUCKET,
@@ -168,7 +168,10 @@ def test_a_launch_is_read_from_accelerates_file(tmp_path):
         read_launch(path, world_size=0)
     with pytest.raises(ValueError, match="There is no configuration of accelerate"):
         read_launch(str(tmp_path / "none.yaml"))
-    assert read_launch(write(tmp_path, distributed_type="FSDP", num_processes=2)).engine == "fsdp"
+    for given, offload in ((False, False), (True, True), ("true", True)):
+        settings = {"fsdp_version": 2, "fsdp_offload_params": given}
+        found = read_launch(write(tmp_path, distributed_type="FSDP", num_processes=2, fsdp_config=settings))
+        assert (found.engine, found.offload_optimizer, found.offload_parameters) == ("fsdp", offload, offload)
     plain = read_launch(write(tmp_path, distributed_type="MULTI_GPU", num_processes=2))
     assert str(plain).startswith("DDP on 2")
 
@@ -195,7 +198,9 @@ def test_a_launch_is_read_from_the_environment(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert (read_launch().engine, read_launch().world) == ("plain", 2)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    assert read_launch().engine == "fsdp"
+    assert (read_launch().engine, read_launch().offload_parameters) == ("fsdp", False)
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
+    assert read_launch().offload_parameters
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "cpu")
@@ -227,6 +232,37 @@ def test_checkpoints_hold_what_a_run_would_write(tmp_path, monkeypatch):
     assert found(free=27 * policy, save_steps=0.3) == (12 * policy, 3)
     assert found(free=27 * policy, save_steps=1, save_total_limit=2) == (12 * policy, 3)
     assert found(free=27 * policy, save_steps=3, save_total_limit=2) == (12 * policy, 2)
+
+
+AUTO = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
+OFFLOADING = {"stage": 3, "offload_param": {"device": "cpu"}}
+
+
+@pytest.mark.parametrize(
+    ("launch", "settings", "expected"),
+    [
+        (Launch(4), {"deepspeed": {**AUTO, "zero_optimization": OFFLOADING}}, ("deepspeed", 3, False, True)),
+        (
+            Launch(4, "deepspeed", 3, True, True),
+            {"deepspeed": {**AUTO, "zero_optimization": {"stage": "auto"}}},
+            ("deepspeed", 2, False, False),
+        ),
+        (Launch(4), {"fsdp": True, "fsdp_config": {"cpu_offload": True}}, ("fsdp", 0, True, True)),
+        (Launch(4, "fsdp", 0, True, True), {"fsdp": True}, ("fsdp", 0, True, True)),
+        (Launch(1), {"fsdp": True}, ("plain", 0, False, False)),
+        (Launch(4, "deepspeed", 2), {"fsdp": True}, ("deepspeed", 2, False, False)),
+        (Launch(4, "fsdp"), {}, ("fsdp", 0, False, False)),
+    ],
+)
+def test_the_engine_of_a_recipe_is_that_of_transformers(launch, settings, expected, tmp_path):
+    if "deepspeed" in settings:
+        pytest.importorskip("deepspeed")
+    with planned(launch):
+        found = asked(launch, config(tmp_path, **settings))
+        assert model_size(Qwen3Config(**SHAPE), ModelConfig(model_name_or_path="m")).layers == 2
+    assert (found.engine, found.stage, found.offload_optimizer, found.offload_parameters) == expected
+    assert found.world == launch.world
+    assert found == launch or str(found).endswith(f"from {next(iter(settings))} of the recipe")
 
 
 def test_batches_of_a_planned_run_are_those_of_its_processes(tmp_path):
