@@ -101,7 +101,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
         show("Tools", sections.tools(plan.tools, args))
     for each in plan.episodes:
         show(f"Environment: {each.name}", sections.environment(plan, each))
-    show("Batch arithmetic", arithmetic(args, checked.problems, warn))
+    show("Batch arithmetic", arithmetic(args, problems, warn))
     show("Columns", sections.columns(plan))
     lengths = plan.prompt_lengths()
     if not plan.episodes:

@@ -104,6 +104,15 @@ def test_every_optimizer_step_is_accounted_for(check):
     assert "1.5 generation batches" in warnings[0]
 
 
+def test_problems_without_a_gold_are_in_no_epoch(check, tmp_path):
+    rows = [f'{{"question": "{i} + 1 =", "answer": "{i + 1 if i else ""}"}}' for i in range(9)]
+    (tmp_path / "some.jsonl").write_text("\n".join(rows))
+    data = {"dataset_name": str(tmp_path / "some.jsonl"), "dataset_kwargs": None, "on_invalid_gold": "drop"}
+    code, said, _, error = check(**data, reward_funcs=["math_verify"], max_steps=None, num_train_epochs=1)
+    assert code == 0, error
+    assert "One epoch: 8 problems = 1 generation batches." in said
+
+
 def test_an_engine_that_the_recipe_asks_for_is_what_is_told(check):
     code, said, _, error = check("--world_size", "2", fsdp=True)
     assert code == 0, error
