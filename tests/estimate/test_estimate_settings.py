@@ -46,12 +46,19 @@ def deepspeed(stage=3, world=4, **settings):
     [
         (deepspeed(stage=2, reference=True), 2000),
         (deepspeed(stage=3, reference=True), 500),
+        (deepspeed(stage=2, reference=True, offload_parameters=True), 2000),
+        (deepspeed(stage=3, reference=True, offload_parameters=True), None),
+        (Setting(engine="fsdp", world=4, low=2, reference=True, offload_parameters=True, offload_optimizer=True), None),
         (Setting(engine="fsdp", world=4, low=2, frozen_bytes=2, reference=True), 500),
         (Setting(world=4, frozen_bytes=2, reference=True), 2000),
     ],
 )
 def test_a_reference_model_is_divided_as_the_policys_weights_are(setting, expected):
-    assert named(static_parts(SIZE, setting))["reference model"] == expected
+    parts = named(static_parts(SIZE, setting))
+    assert parts.get("reference model") == expected
+    assert ("weights" in parts) == (expected is not None)
+    on_cpu = setting.engine == "fsdp" and expected is None
+    assert {"gradients", "optimizer: moments"}.isdisjoint(parts) == on_cpu
 
 
 def test_deepspeeds_buckets_and_what_it_gathers():
