@@ -108,13 +108,17 @@ class Footprint:
         return float(self.setting.compute * self.size.parameters)
 
 
+def _steps_of_an_epoch(args: BasisConfig, problems: int) -> int:
+    """The last one may have fewer micro-batches than the others."""
+    batches = problems // (args.generation_batch_size // args.num_generations)
+    return -(-batches * args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps)
+
+
 def optimizer_steps(args: BasisConfig, problems: int) -> int:
-    """Optimizer steps of the whole run."""
+    """Optimizer steps of the whole run, as transformers counts them."""
     if args.max_steps > 0:
         return args.max_steps
-    batches = problems // (args.generation_batch_size // args.num_generations)
-    uses = args.steps_per_generation * args.num_iterations
-    return int(batches * uses / args.gradient_accumulation_steps * args.num_train_epochs)
+    return math.ceil(args.num_train_epochs * _steps_of_an_epoch(args, problems))
 
 
 def arithmetic(args: BasisConfig, problems: int, warn: Warn) -> str:
@@ -125,7 +129,8 @@ def arithmetic(args: BasisConfig, problems: int, warn: Warn) -> str:
     updates = micro / args.gradient_accumulation_steps
     batches = problems // prompts
     total = optimizer_steps(args, problems)
-    generated = total / updates
+    epochs, rest = divmod(total, max(1, _steps_of_an_epoch(args, problems)))
+    generated = epochs * batches + rest / updates
     passes = f", {args.num_iterations} times over" if args.num_iterations > 1 else ""
     used = f"{updates:g} optimizer step(s) of {each} rollouts each{passes}"
     lines = [
@@ -139,9 +144,9 @@ def arithmetic(args: BasisConfig, problems: int, warn: Warn) -> str:
         f"{int(generated * args.generation_batch_size)} rollouts of at most {args.max_completion_length} tokens.",
     ]
     if batches:
-        epochs = generated / batches
-        seen = f"each prompt is seen {epochs:.3g} time(s), answered {epochs * args.num_generations:.3g} time(s)"
-        lines.append(f"That is {epochs:.3g} epoch(s): {seen}.")
+        times = generated / batches
+        seen = f"each prompt is seen {times:.3g} time(s), answered {times * args.num_generations:.3g} time(s)"
+        lines.append(f"That is {times:.3g} epoch(s): {seen}.")
     if generated != int(generated) or updates != int(updates):
         part = f"{total} optimizer steps are {generated:g} generation batches of {updates:g} steps, some used in part"
         warn(f"{part}. Choose max_steps and gradient_accumulation_steps so that both numbers are whole.")

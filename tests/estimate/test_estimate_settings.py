@@ -20,7 +20,7 @@ from basis_rl.estimate.memory import (
     static_parts,
     step_parts,
 )
-from basis_rl.estimate.report import Footprint, disk
+from basis_rl.estimate.report import Footprint, arithmetic, disk, optimizer_steps
 from tests.estimate.test_memory import SIZE, named
 from tests.support.tiny import config
 
@@ -214,6 +214,16 @@ def test_a_launch_is_read_from_the_environment(monkeypatch):
     found = read_launch()
     assert (found.engine, found.stage) == ("deepspeed", 3)
     assert (found.offload_optimizer, found.offload_parameters) == (False, True)
+
+
+@pytest.mark.parametrize(("accumulated", "steps", "batches"), [(4, 5, "9"), (2, 8, "8"), (1, 15, "7.5")])
+def test_an_epoch_ends_with_a_step_of_what_is_left(accumulated, steps, batches, tmp_path):
+    """Half as many epochs again over 5 generation batches of 2 micro-batches; transformers rounds up twice."""
+    epochs = {"max_steps": -1, "num_train_epochs": 1.5, "gradient_accumulation_steps": accumulated}
+    args = config(tmp_path, steps_per_generation=2, **epochs)
+    assert optimizer_steps(args, 21) == steps
+    said = arithmetic(args, 21, lambda text: None)
+    assert f"The run: {steps} optimizer steps = {batches} generation batches" in said
 
 
 def test_checkpoints_hold_what_a_run_would_write(tmp_path, monkeypatch):
