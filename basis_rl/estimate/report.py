@@ -33,7 +33,7 @@ _SCORED: Mapping[Scoring, str] = {
 _NOT_COUNTED = (
     "The figures for weights, gradients and optimizer are exact. The rest is an estimate for a micro-batch in which "
     "every row has the longest prompt, not shared, and max_completion_length tokens. Not counted: the CUDA context and "
-    "NCCL (1 to 2 GiB), fragmentation, compiled graphs, tools and images."
+    "NCCL (1 to 2 GiB), fragmentation, compiled graphs, tools, images, and what a critic keeps for its backward pass."
 )
 
 
