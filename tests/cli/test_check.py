@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+import torch
 import yaml
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
@@ -243,6 +244,20 @@ def test_rollouts_show_groups_from_64_on(check):
     said = check("--draw", "64")[1]
     assert said.count("--- reward ") == 16
     assert "Of 16 prompts, 4 rollouts each" in said
+
+
+class Scorer(torch.nn.Linear):
+    """A reward model."""
+
+    config = SimpleNamespace(_name_or_path="scorer")
+
+
+def test_a_reward_model_is_left_out_of_what_is_drawn_with_its_weight(check, monkeypatch):
+    rewards = [Scorer(1, 1), lambda completions, **columns: [1.0] * len(completions)]
+    monkeypatch.setattr("basis_rl.recipe.build.build_rewards", lambda run: rewards)
+    code, said, _, error = check("--draw", "2", reward_weights=[5.0, 3.0])
+    assert code == 0, error
+    assert said.count("--- reward 3, ") == 2
 
 
 def test_a_codebook_is_announced_then_described(check, recipe, tmp_path):
