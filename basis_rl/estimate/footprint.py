@@ -86,7 +86,7 @@ def _from_settings(kind: str, world: int, settings: Mapping[str, Any], source: s
 def _of_zero(world: int, zero: Mapping[str, Any], source: str) -> Launch:
     """By ``zero_optimization`` of a configuration of DeepSpeed's own."""
     to_cpu = [(zero.get(name) or {}).get("device") not in (None, "none") for name in _OFFLOADED]
-    return Launch(world, "deepspeed", int(zero.get("stage", 0)), *to_cpu, source=source)
+    return Launch(world, "deepspeed", int(zero.get("stage", 0)), to_cpu[0], to_cpu[1], source)
 
 
 def asked(launch: Launch, args: BasisConfig) -> Launch:

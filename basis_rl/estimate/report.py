@@ -265,7 +265,7 @@ def disk(run: Footprint, steps: int, warn: Warn) -> str:
         saved = run.size.trainable if run.model.use_peft else run.size.parameters
     except ValueError as error:
         return f"No estimate: {error}. {free / GIB:.1f} GiB are free."
-    one = weights = saved * run.setting.trainable_bytes
+    one = weights = float(saved * run.setting.trainable_bytes)
     if not args.save_only_model:
         kept_by_optimizer = 12.0 if run.launch.engine == "deepspeed" else 8.0
         one = checkpoint_bytes(saved, run.size.trainable, run.setting.trainable_bytes, kept_by_optimizer)
