@@ -129,7 +129,7 @@ class BasisHistory(RangedBelief):
         """The rows of the prompts that the value table knows."""
         mean = variance = torch.zeros(len(self._row), dtype=torch.float64)
         if self.table is not None:
-            p = self.table.tilt(self.table.prompt_ids, self.smoothing)(torch.tensor([torch.inf]))[0][0]
+            p = self.tabled(self.table, self.smoothing).clamp(self.epsilon, 1 - self.epsilon)
             mean = torch.logit(p)
             counts = self.table.counts(self.table.prompt_ids) + 2 * self.smoothing
             variance = 1.0 / (counts * p * (1 - p))

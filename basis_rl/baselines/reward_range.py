@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from basis_rl.baselines.optimal import Ends, TargetedBaseline
@@ -115,6 +116,12 @@ class RangedBelief(TargetedBaseline):
     @property
     def reward_range(self) -> Ends:
         return self.range.span
+
+    def tabled(self, table: ValueTable, smoothing: float) -> Tensor:
+        """``(P,)`` float64: values of the table's prompts, which live on its range, on the scale of this one."""
+        low, high = table.reward_range
+        values = table.tilt(table.prompt_ids, smoothing)(torch.tensor([torch.inf]))[0][0]
+        return self.range.scaled(low + (high - low) * values)
 
     def validate(self, run: RunContext) -> None:
         self.range.declare(run.reward_range)

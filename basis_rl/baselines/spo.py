@@ -72,8 +72,7 @@ class Spo(RangedBelief):
         # Per prompt alpha, beta, and the mean log-probability of its last rollouts in this run (NaN before any).
         self.trackers: dict[str, tuple[float, float, float]] = {}
         if self.table is not None:
-            start = self.table.tilt(self.table.prompt_ids, 0.5)(torch.tensor([torch.inf]))[0][0]
-            for name, v in zip(self.table.prompt_ids, start.tolist(), strict=True):
+            for name, v in zip(self.table.prompt_ids, self.tabled(self.table, 0.5).tolist(), strict=True):
                 self.trackers[name] = (8.0 * v, 8.0 * (1 - v), float("nan"))
 
     def _tracked(self, prompt_ids: Sequence[str]) -> Tensor:

@@ -13,9 +13,9 @@ from basis_rl.cli.main import notes, report
 from basis_rl.cli.options import check_parser
 from basis_rl.conformance import BaselineError, ObjectiveError, SamplerError
 from basis_rl.conformance.named import conform
-from basis_rl.estimate.footprint import planned, read_launch
+from basis_rl.estimate.footprint import asked, planned, read_launch
 from basis_rl.estimate.memory import Launch
-from basis_rl.estimate.report import Footprint, Warn, arithmetic, disk, memory
+from basis_rl.estimate.report import Footprint, Warn, arithmetic, disk, memory, optimizer_steps
 from basis_rl.recipe.build import check_recipe
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
@@ -93,6 +93,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     checked = check_recipe(recipe, artefact=False)
     plan = checked.plan
     args = plan.args
+    launch = asked(launch, args)
     baseline = plan.baseline
     problems = len(plan.train_dataset)
     show("Configuration", sections.configuration(recipe, args, launch, warn))
@@ -100,7 +101,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
         show("Tools", sections.tools(plan.tools, args))
     for each in plan.episodes:
         show(f"Environment: {each.name}", sections.environment(plan, each))
-    show("Batch arithmetic", arithmetic(args, checked.problems, warn))
+    show("Batch arithmetic", arithmetic(args, problems, warn))
     show("Columns", sections.columns(plan))
     lengths = plan.prompt_lengths()
     if not plan.episodes:
@@ -119,7 +120,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
         show("Sampling", sections.sampling(plan))
     footprint = Footprint(recipe.model, args, checked.config, launch, max(lengths), gpu_memory, baseline)
     show("Memory of a GPU", memory(footprint, warn))
-    show("Disk", disk(footprint, warn))
+    show("Disk", disk(footprint, optimizer_steps(args, problems), warn))
     show("Rollouts", sections.server(recipe, footprint, warn))
     if args.streams:
         show("Streaming", sections.streaming(recipe, footprint))

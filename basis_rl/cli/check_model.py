@@ -49,8 +49,11 @@ def rollouts(recipe: Recipe, plan: Plan, count: int, warn: Warn) -> str:
     repeated = [row for row in rows for _ in range(of_each)]
     said = [each for index in range(len(rows)) for each in drawn[index]]
     found = [Rollout(row["prompt"], *each) for row, each in zip(repeated, said, strict=True)]
-    functions = [function for function in plan.reward_funcs if callable(function) and not hasattr(function, "forward")]
-    weights = torch.tensor(args.reward_weights or [1.0] * len(functions))
+    weighted = zip(plan.reward_funcs, args.reward_weights or [1.0] * len(plan.reward_funcs), strict=True)
+    # Reward models are not asked.
+    asked = [(each, weight) for each, weight in weighted if callable(each) and not hasattr(each, "forward")]
+    functions = [each for each, _ in asked]
+    weights = torch.tensor([weight for _, weight in asked])
     scores = torch.tensor([call(function, repeated, said) for function in functions])
     totals = total_rewards(scores.T, weights).tolist() if functions else []
     if totals and (message := explanation(totals, found, args.max_completion_length, boxes=reads_boxes(functions))):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, training_args
+from transformers.integrations import deepspeed
 from trl import ModelConfig, get_peft_config
 
 from basis_rl import resources
@@ -25,6 +26,7 @@ from basis_rl.trainer.packing import Method, method_of
 _OPTIMIZER_STATES = {"adamw_torch": 2.0, "adamw_torch_fused": 2.0, "sgd": 0.0, "rmsprop": 1.0, "adagrad": 1.0}
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ENGINES: Mapping[str, Engine] = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp"}
+_OFFLOADED = ("offload_optimizer", "offload_param")
 
 
 def read_launch(path: str | None = None, world_size: int | None = None) -> Launch:
@@ -47,7 +49,8 @@ def read_launch(path: str | None = None, world_size: int | None = None) -> Launc
         try:
             config = load_config_from_file(path)
             kind = getattr(config.distributed_type, "value", config.distributed_type)
-            launch = _from_settings(str(kind), int(config.num_processes), config.deepspeed_config, path)
+            settings = {**(config.deepspeed_config or {}), **(config.fsdp_config or {})}
+            launch = _from_settings(str(kind), int(config.num_processes), settings, path)
         except Exception as error:
             raise ValueError(f"--accelerate_config: '{path}' is not an accelerate configuration: {error}") from error
     if world_size is not None and world_size < 1:
@@ -62,33 +65,56 @@ def _launched() -> Launch:
     keys = ("zero_stage", "offload_optimizer_device", "offload_param_device")
     given = {key: environment.get(f"ACCELERATE_DEEPSPEED_{key.upper()}") for key in keys}
     given["deepspeed_config_file"] = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+    given["fsdp_offload_params"] = environment.get("FSDP_OFFLOAD_PARAMS")
     launched = world > 1 or kind == "DEEPSPEED"
     return _from_settings(kind, world, given, "accelerate launch" if launched else Launch.source)
 
 
-def _from_settings(kind: str, world: int, deepspeed: Mapping[str, Any], source: str) -> Launch:
+def _from_settings(kind: str, world: int, settings: Mapping[str, Any], source: str) -> Launch:
     engine = _ENGINES.get(kind, "plain")
     if engine != "deepspeed":
-        return Launch(world, engine, source=source)
-    offload: tuple[Any, ...] = (deepspeed.get("offload_optimizer_device"), deepspeed.get("offload_param_device"))
-    stage = deepspeed.get("zero_stage")
-    if deepspeed.get("deepspeed_config_file"):
-        zero = json.loads(Path(deepspeed["deepspeed_config_file"]).read_text()).get("zero_optimization", {})
-        offload = tuple((zero.get(key) or {}).get("device") for key in ("offload_optimizer", "offload_param"))
-        stage = zero.get("stage", 0)
-    to_cpu = [device not in (None, "none") for device in offload]
+        offload = engine == "fsdp" and str(settings.get("fsdp_offload_params")).lower() == "true"
+        return Launch(world, engine, 0, offload, offload, source)
+    if own := settings.get("deepspeed_config_file"):
+        return _of_zero(world, json.loads(Path(own).read_text()).get("zero_optimization", {}), source)
     # Accelerate's default is ZeRO-2.
-    return Launch(world, engine, 2 if stage is None else int(stage), to_cpu[0], to_cpu[1], source)
+    stage = 2 if settings.get("zero_stage") is None else settings["zero_stage"]
+    devices = {name: {"device": settings.get(f"{name}_device")} for name in _OFFLOADED}
+    return _of_zero(world, {"stage": stage, **devices}, source)
+
+
+def _of_zero(world: int, zero: Mapping[str, Any], source: str) -> Launch:
+    """By ``zero_optimization`` of a configuration of DeepSpeed's own."""
+    to_cpu = [(zero.get(name) or {}).get("device") not in (None, "none") for name in _OFFLOADED]
+    return Launch(world, "deepspeed", int(zero.get("stage", 0)), to_cpu[0], to_cpu[1], source)
+
+
+def asked(launch: Launch, args: BasisConfig) -> Launch:
+    """The launch with the engine that the arguments themselves ask transformers for, if they do.
+
+    A `deepspeed` goes before any launch, and before `fsdp`. That shards nothing on one process, and leaves offloading
+    to the launch where it does not ask for it.
+    """
+    if args.deepspeed:
+        # In the plugin accelerate has filled in "auto".
+        plugin: Any = args.deepspeed_plugin
+        return _of_zero(launch.world, plugin.deepspeed_config["zero_optimization"], "deepspeed of the recipe")
+    if args.fsdp and launch.engine != "deepspeed" and launch.world > 1:
+        offload = args.fsdp_plugin_args.get("cpu_offload", launch.offload_parameters)
+        return Launch(launch.world, "fsdp", 0, offload, offload, "fsdp of the recipe")
+    return launch
 
 
 @contextmanager
 def planned(launch: Launch) -> Iterator[None]:
     """Within it, a `BasisConfig` is what the processes of `launch` would see, whatever this machine is.
 
-    Batch arithmetic depends on the number of processes, and transformers refuses bf16 where there is no GPU.
+    Batch arithmetic depends on the number of processes, and transformers refuses bf16 where there is no GPU. By ZeRO-3
+    of a recipe it would divide every model among processes that are not there.
     """
     world = attributes(BasisConfig, world_size=property(lambda self: launch.world))
-    with world, attributes(training_args, is_torch_bf16_gpu_available=lambda: True):
+    whole = attributes(deepspeed, set_hf_deepspeed_config=lambda config: None)
+    with world, whole, attributes(training_args, is_torch_bf16_gpu_available=lambda: True):
         yield
 
 

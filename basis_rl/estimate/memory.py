@@ -64,7 +64,7 @@ class Launch:
         world: processes.
         engine: ``plain`` is one process or DDP.
         stage: ZeRO's, 1 to 3; FSDP shards everything.
-        offload_optimizer, offload_parameters: DeepSpeed keeps them in the CPU's memory.
+        offload_optimizer, offload_parameters: they are kept in the CPU's memory; FSDP offloads both or none.
         source: where this is known from, for messages.
     """
 
@@ -180,27 +180,28 @@ def static_parts(size: ModelSize, setting: Setting) -> list[Part]:
     parts: list[Part] = []
     if setting.engine == "deepspeed":
         low = setting.low or 4
-        weights = low * size.parameters / (setting.world if setting.stage == 3 else 1)
+        # ZeRO-3 alone divides and offloads weights, those of the reference model as well.
+        held = 1.0 if setting.stage < 3 else 0.0 if setting.offload_parameters else 1 / setting.world
+        weights = reference = held * low * size.parameters
         gradients = low * size.trainable / (setting.world if setting.stage >= 2 else 1)
         share = size.trainable / (setting.world if setting.stage >= 1 else 1)
         moments = (setting.optimizer_states or 0.0) * 4 * share
-        parts += [Part("weights", 0 if setting.offload_parameters else weights)]
+        parts += [Part("weights", weights)]
         parts += [Part("gradients", 0 if setting.offload_optimizer and setting.stage >= 2 else gradients)]
         if not setting.offload_optimizer:
             parts += [Part("optimizer: float32 weights", 4 * share), Part("optimizer: moments", moments)]
-        reference = low * (size.parameters if setting.stage < 3 else size.parameters / setting.world)
     else:
         # With mixed precision FSDP keeps trained weights in float32.
         trained = 4 if setting.engine == "fsdp" and setting.low else setting.trainable_bytes
-        # FSDP shards weights, gradients and moments alike; DDP shards nothing.
-        share = 1 / setting.world if setting.engine == "fsdp" else 1.0
+        # FSDP shards or offloads weights, gradients and moments alike; DDP shards nothing.
+        share = 0.0 if setting.offload_parameters else 1 / setting.world if setting.engine == "fsdp" else 1.0
         parts += [Part("weights", share * (setting.frozen_bytes * frozen + trained * size.trainable))]
         parts += [Part("gradients", share * trained * size.trainable)]
         if setting.engine == "plain" and setting.world > 1:
             parts += [Part("gradients: DDP's buckets", trained * size.trainable)]
         if setting.engine == "fsdp" and setting.accumulation > 1:
             parts += [Part("gradients: accumulated, not sharded", setting.compute * size.trainable)]
-        if setting.optimizer_states is not None:
+        if setting.optimizer_states is not None and not setting.offload_optimizer:
             steps = 4 * size.trainable_tensors if setting.optimizer_states else 0
             parts += [Part("optimizer: moments", share * setting.optimizer_states * trained * size.trainable + steps)]
         reference = share * setting.frozen_bytes * size.parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ _SCORED: Mapping[Scoring, str] = {
 _NOT_COUNTED = (
     "The figures for weights, gradients and optimizer are exact. The rest is an estimate for a micro-batch in which "
     "every row has the longest prompt, not shared, and max_completion_length tokens. Not counted: the CUDA context and "
-    "NCCL (1 to 2 GiB), fragmentation, compiled graphs, tools and images."
+    "NCCL (1 to 2 GiB), fragmentation, compiled graphs, tools, images, and what a critic keeps for its backward pass."
 )
 
 
@@ -79,18 +80,22 @@ class Footprint:
             return self.gpu_memory * GIB
         return float(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
 
-    @property
-    def learned(self) -> float:
-        """Bytes of the baseline's own module on each GPU, with its AdamW; 0 if it has none.
-
-        A critic that is a whole model is sharded if the policy is sharded. What is frozen is in float32 alone.
-        """
+    def module_bytes(self, learning: float) -> float:
+        """Bytes of the baseline's own module, 0 if it has none: 4 for each weight, and `learning` if it is trained."""
         if not isinstance(self.baseline, LearnedBaseline):
             return 0.0
-        sharded = self.launch.engine == "fsdp" or (self.launch.engine == "deepspeed" and self.launch.stage == 3)
-        share = self.launch.world if sharded and not self.baseline.reads_hidden_states else 1
         frozen = self.baseline.frozen_parameters(self.config)
-        return (16.0 * self.baseline.module_parameters(self.config) - 12.0 * frozen) / share
+        return (4.0 + learning) * self.baseline.module_parameters(self.config) - learning * frozen
+
+    @property
+    def learned(self) -> float:
+        """Bytes of that module on each GPU, with gradients and AdamW's two moments.
+
+        A critic that is a whole model is sharded if the policy is sharded.
+        """
+        sharded = self.launch.engine == "fsdp" or (self.launch.engine == "deepspeed" and self.launch.stage == 3)
+        whole = getattr(self.baseline, "reads_hidden_states", True)
+        return self.module_bytes(12.0) / (self.launch.world if sharded and not whole else 1)
 
     @property
     def sequence(self) -> float:
@@ -103,13 +108,17 @@ class Footprint:
         return float(self.setting.compute * self.size.parameters)
 
 
+def _steps_of_an_epoch(args: BasisConfig, problems: int) -> int:
+    """The last one may have fewer micro-batches than the others."""
+    batches = problems // (args.generation_batch_size // args.num_generations)
+    return -(-batches * args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps)
+
+
 def optimizer_steps(args: BasisConfig, problems: int) -> int:
-    """Optimizer steps of the whole run."""
+    """Optimizer steps of the whole run, as transformers counts them."""
     if args.max_steps > 0:
         return args.max_steps
-    batches = problems // (args.generation_batch_size // args.num_generations)
-    uses = args.steps_per_generation * args.num_iterations
-    return int(batches * uses / args.gradient_accumulation_steps * args.num_train_epochs)
+    return math.ceil(args.num_train_epochs * _steps_of_an_epoch(args, problems))
 
 
 def arithmetic(args: BasisConfig, problems: int, warn: Warn) -> str:
@@ -120,7 +129,8 @@ def arithmetic(args: BasisConfig, problems: int, warn: Warn) -> str:
     updates = micro / args.gradient_accumulation_steps
     batches = problems // prompts
     total = optimizer_steps(args, problems)
-    generated = total / updates
+    epochs, rest = divmod(total, max(1, _steps_of_an_epoch(args, problems)))
+    generated = epochs * batches + rest / updates
     passes = f", {args.num_iterations} times over" if args.num_iterations > 1 else ""
     used = f"{updates:g} optimizer step(s) of {each} rollouts each{passes}"
     lines = [
@@ -134,9 +144,9 @@ def arithmetic(args: BasisConfig, problems: int, warn: Warn) -> str:
         f"{int(generated * args.generation_batch_size)} rollouts of at most {args.max_completion_length} tokens.",
     ]
     if batches:
-        epochs = generated / batches
-        seen = f"each prompt is seen {epochs:.3g} time(s), answered {epochs * args.num_generations:.3g} time(s)"
-        lines.append(f"That is {epochs:.3g} epoch(s): {seen}.")
+        times = generated / batches
+        seen = f"each prompt is seen {times:.3g} time(s), answered {times * args.num_generations:.3g} time(s)"
+        lines.append(f"That is {times:.3g} epoch(s): {seen}.")
     if generated != int(generated) or updates != int(updates):
         part = f"{total} optimizer steps are {generated:g} generation batches of {updates:g} steps, some used in part"
         warn(f"{part}. Choose max_steps and gradient_accumulation_steps so that both numbers are whole.")
@@ -151,7 +161,6 @@ def memory(run: Footprint, warn: Warn) -> str:
     except ValueError as error:
         return f"No estimate: {error}."
     parts = memory_parts(size, setting)
-    # float32 weights and gradients, two moments of AdamW.
     if run.learned:
         parts.append(Part("the baseline's module, with its AdamW", run.learned))
     parts += _colocated(run, warn)
@@ -246,8 +255,8 @@ def streaming(run: Footprint, room: int | None) -> str:
     )
 
 
-def disk(run: Footprint, warn: Warn) -> str:
-    """The disk space that the checkpoints need, and whether it is free."""
+def disk(run: Footprint, steps: int, warn: Warn) -> str:
+    """The disk space that the checkpoints of a run of so many optimizer steps need, and whether it is free."""
     args = run.args
     if args.save_strategy == "no":
         return "No checkpoints are saved (save_strategy)."
@@ -256,14 +265,23 @@ def disk(run: Footprint, warn: Warn) -> str:
         saved = run.size.trainable if run.model.use_peft else run.size.parameters
     except ValueError as error:
         return f"No estimate: {error}. {free / GIB:.1f} GiB are free."
-    kept_by_optimizer = 12.0 if run.launch.engine == "deepspeed" else 8.0
-    one = checkpoint_bytes(saved, run.size.trainable, run.setting.trainable_bytes, kept_by_optimizer)
+    one = weights = float(saved * run.setting.trainable_bytes)
+    if not args.save_only_model:
+        kept_by_optimizer = 12.0 if run.launch.engine == "deepspeed" else 8.0
+        one = checkpoint_bytes(saved, run.size.trainable, run.setting.trainable_bytes, kept_by_optimizer)
+        one += run.module_bytes(8.0)
     limit = args.save_total_limit
-    # One is being written; the final model.
-    together = one * ((limit or 1) + 1) + saved * run.setting.trainable_bytes
+    # One is being written.
+    held = (limit or 1) + 1
+    if args.save_strategy == "steps" and args.save_steps > 0:
+        every = args.save_steps if args.save_steps >= 1 else math.ceil(steps * args.save_steps)
+        # The last step is saved as well.
+        written = math.ceil(steps / every)
+        held = min(held, written) if limit else written
+    together = one * held + weights
     kept = "all of them are kept (save_total_limit)" if not limit else f"{limit} are kept (save_total_limit)"
     if together > free:
-        needs = f"{limit or 1} checkpoint(s), one that is being written and the final model"
+        needs = f"{held} checkpoint(s), with the one that is being written, and the final model"
         has = f"output_dir has {free / GIB:.2f} GiB of free disk space"
         warn(f"{has}, but {needs} need {together / GIB:.2f} GiB. Free some space, or choose another output_dir.")
     return f"A checkpoint takes about {one / GIB:.2f} GiB; {kept}. {free / GIB:.1f} GiB are free at {args.output_dir}."

@@ -130,7 +130,8 @@ def run_provenance(
     """
     model = str(getattr(config, "_name_or_path", "") or "")
     template = getattr(tokenizer, "chat_template", None)
-    drawn = asdict(sampling)
+    # None is none too, and left out it would contradict no table.
+    drawn = {**asdict(sampling), "min_p": sampling.min_p or 0.0}
     known: dict[str, Any] = {
         "model": model,
         "revision": model_revision(model, getattr(config, "_commit_hash", None)) if model else None,

@@ -127,6 +127,16 @@ def test_rewards_outside_a_fixed_range_are_learnt_as_its_nearer_end(kind):
         torch.testing.assert_close(found.values, less_baseline(outside.rewards, found.baseline))
 
 
+@pytest.mark.parametrize("kind", ["basis_history", "spo"])
+def test_a_table_tells_a_fixed_range_its_values_in_reward_units(kind):
+    table = ValueTable.from_rewards({"a": [1.0, 0.5, -0.25], "b": [-0.5, 0.0], "c": [1.0]}, reward_range=(-0.5, 1.0))
+    own, wider, narrower = (KINDS[kind](values=table, fixed_range=given) for given in (None, (-1, 1), (0.5, 1)))
+    # An expected sigmoid of an uncertain shift depends on the scale.
+    own.shift_variance = wider.shift_variance = own.shift_drift = wider.shift_drift = 0.0
+    torch.testing.assert_close(wider.believed("abc")[0], own.believed("abc")[0])
+    assert bool(narrower.believed("abc")[0].isfinite().all())
+
+
 def rewarding(given):
     def reward(completions, **kwargs):
         return [1.5] * len(completions)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+import torch
 import yaml
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
@@ -104,6 +105,21 @@ def test_every_optimizer_step_is_accounted_for(check):
     assert "1.5 generation batches" in warnings[0]
 
 
+def test_problems_without_a_gold_are_in_no_epoch(check, tmp_path):
+    rows = [f'{{"question": "{i} + 1 =", "answer": "{i + 1 if i else ""}"}}' for i in range(9)]
+    (tmp_path / "some.jsonl").write_text("\n".join(rows))
+    data = {"dataset_name": str(tmp_path / "some.jsonl"), "dataset_kwargs": None, "on_invalid_gold": "drop"}
+    code, said, _, error = check(**data, reward_funcs=["math_verify"], max_steps=None, num_train_epochs=1)
+    assert code == 0, error
+    assert "One epoch: 8 problems = 1 generation batches." in said
+
+
+def test_an_engine_that_the_recipe_asks_for_is_what_is_told(check):
+    code, said, _, error = check("--world_size", "2", fsdp=True)
+    assert code == 0, error
+    assert "Launched as: FSDP on 2 process(es), from fsdp of the recipe." in said
+
+
 def test_extras_that_are_missing_here_are_warnings(check, monkeypatch):
     monkeypatch.setattr("basis_rl.cli.check_sections.missing_extra", lambda module, what: f"{what} needs {module}.")
     code, _, warnings, error = check("--accelerate_config", "zero3_cpu", "--use_vllm", "true")
@@ -146,10 +162,10 @@ def test_warnings_are_not_failures_unless_strict(check):
 
 
 def test_room_for_the_checkpoints_is_compared(check, monkeypatch):
-    settings = {"save_strategy": "steps", "save_total_limit": 2}
+    settings = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
     code, said, warnings, _ = check(**settings)
     assert (code, warnings) == (0, [])
-    assert re.search(r"A checkpoint takes about \d\.\d\d GiB; 2 are kept", said)
+    assert re.search(r"A checkpoint takes about \d\.\d\d GiB; 1 are kept", said)
     monkeypatch.setattr("basis_rl.estimate.report.free_bytes", lambda folder: 1000)
     code, _, warnings, _ = check(**settings)
     assert code == 0
@@ -228,6 +244,20 @@ def test_rollouts_show_groups_from_64_on(check):
     said = check("--draw", "64")[1]
     assert said.count("--- reward ") == 16
     assert "Of 16 prompts, 4 rollouts each" in said
+
+
+class Scorer(torch.nn.Linear):
+    """A reward model."""
+
+    config = SimpleNamespace(_name_or_path="scorer")
+
+
+def test_a_reward_model_is_left_out_of_what_is_drawn_with_its_weight(check, monkeypatch):
+    rewards = [Scorer(1, 1), lambda completions, **columns: [1.0] * len(completions)]
+    monkeypatch.setattr("basis_rl.recipe.build.build_rewards", lambda run: rewards)
+    code, said, _, error = check("--draw", "2", reward_weights=[5.0, 3.0])
+    assert code == 0, error
+    assert said.count("--- reward 3, ") == 2
 
 
 def test_a_codebook_is_announced_then_described(check, recipe, tmp_path):

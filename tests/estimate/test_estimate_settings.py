@@ -2,13 +2,15 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 import yaml
 from transformers import MixtralConfig, Qwen2MoeConfig, Qwen3Config
 from trl import ModelConfig
 
-from basis_rl.estimate.footprint import Launch, model_size, planned, read_launch, setting_of
+from basis_rl.baselines import build_baseline
+from basis_rl.estimate.footprint import Launch, asked, model_size, planned, read_launch, setting_of
 from basis_rl.estimate.memory import (
     MAX_LIVE_PARAMETERS,
     REDUCE_BUCKET,
@@ -18,6 +20,7 @@ from basis_rl.estimate.memory import (
     static_parts,
     step_parts,
 )
+from basis_rl.estimate.report import Footprint, arithmetic, disk, optimizer_steps
 from tests.estimate.test_memory import SIZE, named
 from tests.support.tiny import config
 
@@ -43,12 +46,19 @@ def deepspeed(stage=3, world=4, **settings):
     [
         (deepspeed(stage=2, reference=True), 2000),
         (deepspeed(stage=3, reference=True), 500),
+        (deepspeed(stage=2, reference=True, offload_parameters=True), 2000),
+        (deepspeed(stage=3, reference=True, offload_parameters=True), None),
+        (Setting(engine="fsdp", world=4, low=2, reference=True, offload_parameters=True, offload_optimizer=True), None),
         (Setting(engine="fsdp", world=4, low=2, frozen_bytes=2, reference=True), 500),
         (Setting(world=4, frozen_bytes=2, reference=True), 2000),
     ],
 )
 def test_a_reference_model_is_divided_as_the_policys_weights_are(setting, expected):
-    assert named(static_parts(SIZE, setting))["reference model"] == expected
+    parts = named(static_parts(SIZE, setting))
+    assert parts.get("reference model") == expected
+    assert ("weights" in parts) == (expected is not None)
+    on_cpu = setting.engine == "fsdp" and expected is None
+    assert {"gradients", "optimizer: moments"}.isdisjoint(parts) == on_cpu
 
 
 def test_deepspeeds_buckets_and_what_it_gathers():
@@ -165,7 +175,10 @@ def test_a_launch_is_read_from_accelerates_file(tmp_path):
         read_launch(path, world_size=0)
     with pytest.raises(ValueError, match="There is no configuration of accelerate"):
         read_launch(str(tmp_path / "none.yaml"))
-    assert read_launch(write(tmp_path, distributed_type="FSDP", num_processes=2)).engine == "fsdp"
+    for given, offload in ((False, False), (True, True), ("true", True)):
+        settings = {"fsdp_version": 2, "fsdp_offload_params": given}
+        found = read_launch(write(tmp_path, distributed_type="FSDP", num_processes=2, fsdp_config=settings))
+        assert (found.engine, found.offload_optimizer, found.offload_parameters) == ("fsdp", offload, offload)
     plain = read_launch(write(tmp_path, distributed_type="MULTI_GPU", num_processes=2))
     assert str(plain).startswith("DDP on 2")
 
@@ -192,13 +205,81 @@ def test_a_launch_is_read_from_the_environment(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert (read_launch().engine, read_launch().world) == ("plain", 2)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    assert read_launch().engine == "fsdp"
+    assert (read_launch().engine, read_launch().offload_parameters) == ("fsdp", False)
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
+    assert read_launch().offload_parameters
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "cpu")
     found = read_launch()
     assert (found.engine, found.stage) == ("deepspeed", 3)
     assert (found.offload_optimizer, found.offload_parameters) == (False, True)
+
+
+@pytest.mark.parametrize(("accumulated", "steps", "batches"), [(4, 5, "9"), (2, 8, "8"), (1, 15, "7.5")])
+def test_an_epoch_ends_with_a_step_of_what_is_left(accumulated, steps, batches, tmp_path):
+    """Half as many epochs again over 5 generation batches of 2 micro-batches; transformers rounds up twice."""
+    epochs = {"max_steps": -1, "num_train_epochs": 1.5, "gradient_accumulation_steps": accumulated}
+    args = config(tmp_path, steps_per_generation=2, **epochs)
+    assert optimizer_steps(args, 21) == steps
+    said = arithmetic(args, 21, lambda text: None)
+    assert f"The run: {steps} optimizer steps = {batches} generation batches" in said
+
+
+def test_checkpoints_hold_what_a_run_would_write(tmp_path, monkeypatch):
+    monkeypatch.setattr("basis_rl.estimate.report.GIB", 1)
+
+    def found(baseline="batch_mean", free=1 << 40, steps=5, **settings):
+        """Bytes of one checkpoint, and for how many there is no room."""
+        monkeypatch.setattr("basis_rl.estimate.report.free_bytes", lambda folder: free)
+        warnings = []
+        args = config(tmp_path, save_strategy="steps", **settings)
+        run = Footprint(ModelConfig(), args, Qwen3Config(**SHAPE), Launch(), 7, None, build_baseline(baseline))
+        one = int(re.search(r"takes about (\d+)", disk(run, steps, warnings.append))[1])
+        return one, *(int(re.search(r"but (\d+) checkpoint", text)[1]) for text in warnings)
+
+    policy = model_size(Qwen3Config(**SHAPE), ModelConfig(model_name_or_path="m")).parameters
+    assert found() == (12 * policy,)
+    assert found(save_only_model=True) == found("sao", save_only_model=True) == (4 * policy,)
+    # Beside it the critic, whose attention is frozen.
+    critic = build_baseline("sao").module_parameters(Qwen3Config(**SHAPE))
+    assert found("sao") == (12 * (policy + critic) - 8 * 2 * (16 * 16 + 2 * 16 * 8 + 16 * 16 + 2 * 4),)
+    assert found(free=60 * policy, save_steps=1) == (12 * policy, 5)
+    assert found(free=63 * policy, save_steps=0.3) == (12 * policy,)
+    assert found(free=27 * policy, save_steps=0.3) == (12 * policy, 3)
+    assert found(free=27 * policy, save_steps=1, save_total_limit=2) == (12 * policy, 3)
+    assert found(free=27 * policy, save_steps=3, save_total_limit=2) == (12 * policy, 2)
+
+
+AUTO = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
+OFFLOADING = {"stage": 3, "offload_param": {"device": "cpu"}}
+
+
+@pytest.mark.parametrize(
+    ("launch", "settings", "expected"),
+    [
+        (Launch(4), {"deepspeed": {**AUTO, "zero_optimization": OFFLOADING}}, ("deepspeed", 3, False, True)),
+        (
+            Launch(4, "deepspeed", 3, True, True),
+            {"deepspeed": {**AUTO, "zero_optimization": {"stage": "auto"}}},
+            ("deepspeed", 2, False, False),
+        ),
+        (Launch(4), {"fsdp": True, "fsdp_config": {"cpu_offload": True}}, ("fsdp", 0, True, True)),
+        (Launch(4, "fsdp", 0, True, True), {"fsdp": True}, ("fsdp", 0, True, True)),
+        (Launch(1), {"fsdp": True}, ("plain", 0, False, False)),
+        (Launch(4, "deepspeed", 2), {"fsdp": True}, ("deepspeed", 2, False, False)),
+        (Launch(4, "fsdp"), {}, ("fsdp", 0, False, False)),
+    ],
+)
+def test_the_engine_of_a_recipe_is_that_of_transformers(launch, settings, expected, tmp_path):
+    if "deepspeed" in settings:
+        pytest.importorskip("deepspeed")
+    with planned(launch):
+        found = asked(launch, config(tmp_path, **settings))
+        assert model_size(Qwen3Config(**SHAPE), ModelConfig(model_name_or_path="m")).layers == 2
+    assert (found.engine, found.stage, found.offload_optimizer, found.offload_parameters) == expected
+    assert found.world == launch.world
+    assert found == launch or str(found).endswith(f"from {next(iter(settings))} of the recipe")
 
 
 def test_batches_of_a_planned_run_are_those_of_its_processes(tmp_path):

@@ -238,4 +238,5 @@ def test_what_identifies_a_run(tiny_path):
         "generation_kwargs": '{"a": 2, "b": 1}',
     }
     bare = run_provenance(SimpleNamespace(), SimpleNamespace(), [reward], Sampling(9))
-    assert not {"model", "revision", "chat_template", "min_p"} & set(bare)
+    assert not {"model", "revision", "chat_template"} & set(bare)
+    assert mismatches(bare, {"min_p": 0.125}) == ["min_p: table 0.0, run 0.125"]
