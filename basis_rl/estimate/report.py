@@ -94,8 +94,8 @@ class Footprint:
         A critic that is a whole model is sharded if the policy is sharded.
         """
         sharded = self.launch.engine == "fsdp" or (self.launch.engine == "deepspeed" and self.launch.stage == 3)
-        whole = getattr(self.baseline, "reads_hidden_states", True)
-        return self.module_bytes(12.0) / (self.launch.world if sharded and not whole else 1)
+        is_head = getattr(self.baseline, "reads_hidden_states", True)
+        return self.module_bytes(12.0) / (self.launch.world if sharded and not is_head else 1)
 
     @property
     def sequence(self) -> float:
