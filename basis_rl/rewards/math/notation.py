@@ -135,7 +135,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
             r"(?<![^=\s])(?:Matrix\(|(?:np\.)?array\()?\[\s*(\[[^\[\]]*\](?:\s*,\s*\[[^\[\]]*\])*)\s*\]\)?$",
             lambda m: _matrix(m[1]),
         ),
-        (r"^\[((?:[-\d./]+\s*)+(?:;\s*(?:[-\d./]+\s*)+)+)\]$", lambda m: _matrix(_in_brackets(m[1]))),
+        (r"^\[([-\d./][-\d./\s]*(?:;\s*[-\d./][-\d./\s]*)+)\]$", lambda m: _matrix(_in_brackets(m[1]))),
         # Intervals with brackets turned around, and half-lines by name.
         (
             r"\](?=[^\[\]()]*[,;][^\[\]()]*[\[\]])((?:[^,;\[\]()]|\\[,;])*[,;][^\[\]()]*)([\[\]])",
