@@ -245,7 +245,8 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"((?<!\w)\w++!|\([^()!]*\)!)\s*\^", r"(\1)^"),
         # As Python prints.
         (r"^Fraction\((-?\d+),\s*(\d+)\)$", r"\\frac{\1}{\2}"),
-        (r"(?<=\d)j(?![a-zA-Z])", "i"),
+        # Not that of a vector, 3i + 2j.
+        (r"(?s)^(?!.*(?<![a-zA-Z])[ik](?![a-zA-Z])).*$", lambda m: re.sub(r"(?<=\d)j(?![a-zA-Z])", "i", m[0])),
         # A base.
         (r"^0([box])([0-9a-fA-F]+)$", lambda m: f"{m[2]}_{{{_PREFIXES[m[1]]}}}"),
         (rf"^(?:\(|{FONT}\s*\{{)\s*([0-9A-F]+)\s*[)}}]\s*_", r"\1_"),
