@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from basis_rl.rewards.extract import plain_number
 from basis_rl.rewards.math.spelled import in_notation
 
 SPACE = r"(?:\s|~|\\[ ,;:>!]|\\q?quad(?![a-zA-Z])|\\(?:thin|med|thick)space(?![a-zA-Z]))"
@@ -420,7 +421,7 @@ def _matrix(rows: str) -> str:
 
 
 def _together(text: str) -> str:
-    r"""``x>1 and x<2`` as ``1<x<2``, ``x<1 or x>2`` as a union of intervals; what is not of this form stays."""
+    r"""``x>1 and x<2`` as ``1<x<2``, ``x<1 or x>2``, ``x<1, x>2`` as a union of intervals; other forms stay."""
     words = {"or" in word for word in re.findall(rf"{_EITHER}|,", text)}
     parts = [_bounds(_trimmed(part)) for part in re.split(rf"{_EITHER}|,", text)]
     if not words or None in parts or len(words) > 1 or len({part[0] for part in parts if part}) > 1:
@@ -432,6 +433,11 @@ def _together(text: str) -> str:
     highs = [high for _, _, high in known if high]
     if len(lows) != 1 or len(highs) != 1:
         return text
+    low = plain_number(lows[0][1:])
+    high = plain_number(highs[0][:-1])
+    # Together they would hold for no number, so the comma is an "or".
+    if low is not None and high is not None and low >= high and not re.search(_EITHER, text):
+        return rf"(-\infty,{highs[0]}\cup {lows[0]},\infty)"
     less = ["<" if mark in "()" else r"\le " for mark in (lows[0][0], highs[0][-1])]
     return f"{lows[0][1:]}{less[0]}{known[0][0]}{less[1]}{highs[0][:-1]}"
 
