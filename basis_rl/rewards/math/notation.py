@@ -88,6 +88,8 @@ _JOINED = {
 _JOINS = "|".join(word for word in _JOINED if len(word) > 1 or word == "и")
 _SETS = r"\\in\s*(?:\\mathbb\s*)?\{?[A-Z]\}?(?:_\{?[^{}\s]+\}?|\^\{?[+*]\}?)?"
 _VALUE = r"(?=-?\d|\\|\(|[a-z]\w*\s*=)"
+# Behind a single letter, which is a variable in 3 y \le 6 and 3 e \pi.
+_OTHER_VALUE = r"(?=-?\d|\\[dt]?frac\s*\{\d|[a-z]\w*\s*=)"
 _DEGREE = r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))"
 _GROUP = r"(?:\((?:[^()]|\([^()]*\))*\)|\{(?:[^{}]|\{[^{}]*\})*\})"
 
@@ -124,7 +126,10 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"(?<=\d)['’](?=\d{3})", ""),
         (r"⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda m: f"^{{{m[0].translate(_RAISED)}}}"),
         (rf"{FONT}\s*\{{(?:\s*,?\s*({_JOINS})\s*|\s+([yeo])\s+)\}}", lambda m: rf"\text{{ {_JOINED[m[1] or m[2]]} }}"),
-        (rf"(?<=[\d)}}\]$])\s*,?\s({_JOINS}|[yeou])\s\s*{_VALUE}", lambda m: f" {_JOINED[m[1]]} "),
+        (
+            rf"(?<=[\d)}}\]$])\s*,?\s(?:({_JOINS})\s\s*{_VALUE}|([yeou])\s\s*{_OTHER_VALUE})",
+            lambda m: f" {_JOINED[m[1] or m[2]]} ",
+        ),
         (r"\\(?:(lor|vee)|land|wedge|&)(?![a-z])", lambda m: " or " if m[1] else " and "),
         (rf"(?<=\d)\s*(?:{FONT}\s*\{{\s*to\s*\}}|\sto\s)\s*(?=\d)", ":"),
         (r"\\begin\s*\{cases\}(.*)\\end\s*\{cases\}", lambda m: ", ".join(re.split(r",?\s*\\\\", m[1]))),
