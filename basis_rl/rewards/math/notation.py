@@ -191,6 +191,8 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"^(\d{1,2})\s*(?:[.:]\s*(\d\d)\s*Uhr|\s*h\s*(\d\d))$", lambda m: f"{m[1]}:{m[2] or m[3]}"),
         (r"\\([lr])brack(?![a-zA-Z])\s*", lambda m: "[" if m[1] == "l" else "]"),
         (r":=|\\coloneqq(?![a-zA-Z])", "="),
+        # The names of a ratio.
+        (r"^[a-zA-Z][\w{}]*(?:\s*:\s*[a-zA-Z][\w{}]*)+\s*=\s*(?=[\d\\(][^=]*:)", ""),
         (r"\\[bB]igg?[lrm]?(?![a-zA-Z])\s*", ""),
         # Rows of a matrix with a distance.
         (r"\\\\\s*\[[\d.]+\s*[a-z]{2}\]", r"\\\\ "),
