@@ -87,7 +87,10 @@ def _in_the_golds_unit(gold: str, answer: str) -> Iterator[tuple[bool, Any]]:
     factor = conversion(quantity(gold)[1], quantity(answer)[1])
     value = _value(_expression(answer))
     if factor not in (None, 1) and _is_formula(value):
-        yield True, value.doit() * factor
+        value = value.doit()
+        # 0.07 m are no 7 cm in binary floating point.
+        for number in dict.fromkeys((sp.nsimplify(value, rational=True), value)):
+            yield True, number * factor
     for found in readings(answer):
         yield False, found
 
