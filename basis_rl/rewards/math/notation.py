@@ -211,6 +211,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"\\sqrt\s*\(((?:[^()]|\([^()]{0,200}\)){0,200})\)", r"\\sqrt{\1}"),
         (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
         (r"\\lg(?![a-z])", r"\\log_{10}"),
+        (r"\\log\s*_\s*e(?![a-zA-Z])", r"\\ln "),
         # A residue; the name before it.
         (rf"{SPACE}{{0,4}}(?:{FONT}\s*\{{{SPACE}*)?\({SPACE}*{_MODULO}{SPACE}*(\w+){SPACE}*\)\s*\}}?$", r"\\pmod{\1}"),
         (r"\\pmod\s*(\w)$", r"\\pmod{\1}"),
