@@ -79,7 +79,7 @@ def _same_ratio(gold: str, answer: str) -> bool | None:
     if not all(_is_formula(part) for side in sides for part in side):
         return None
     ratios = [[part / side[0] for part in side] for side in sides]
-    return all(_equal(*pair) and _is_near(*pair, percent=False) for pair in zip(*ratios, strict=True))
+    return all(_equal(a, b) and _is_near(a, b, percent=False) for a, b in zip(*ratios, strict=True))
 
 
 def _in_the_golds_unit(gold: str, answer: str) -> Iterator[tuple[bool, Any]]:
