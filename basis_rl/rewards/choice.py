@@ -11,7 +11,7 @@ from basis_rl.rewards.base import Column, Completions, LogMetric, Scores, log_sh
 from basis_rl.rewards.extract import last_boxed, take_answer
 from basis_rl.rewards.thought import AfterThought, Unfinished
 
-_RULES = 3
+_RULES = 4
 # Every quantifier is possessive and what follows it cannot begin with what it takes: no text is read twice.
 _SKIP = r"[\s*_:$]*+"
 _LETTER = r"(?P<open>[(\[{]?)(?P<letter>[A-Za-z])(?![A-Za-z0-9'’])"
@@ -20,7 +20,9 @@ _STATED = re.compile(
     rf"(?:[:=：]|(?i:is|would\sbe|must\sbe)\b)|(?:答案|选项|选择)[\s*_$]*+(?:[:：]|应?[是为选]){{1,2}}+){_SKIP}"
     rf"(?:(?i:the\s)?+(?i:option|choice|letter)\b)?+{_SKIP}(?:\\(?:text|textbf|mathrm|mathbf|boxed)\{{)?+{_LETTER}"
 )
-_MORE = re.compile(r"[)\]}.*$]*+\s*+(?:(?i:or|and)\b|[/,&|，、或和与])\s*+[(\[{]?[A-Z](?![A-Za-z0-9'’])")
+_MORE = re.compile(
+    r"[)\]}.*$]*+\s*+(?:(?i:or|and)\b|[/,;&|，、或和与])[\s*_$]*+(?:\\text\{)?+[(\[{]?[A-Z](?![A-Za-z0-9'’])"
+)
 _WORD_FOLLOWS = re.compile(r"\s++(?!(?:because|since|as)\b)[a-z]")
 _BOXED = re.compile(
     rf"[\s$*]*+(?:\\(?:text|textbf|mathrm|mathbf|textrm|textit)\s*+\{{)?+[\s$*]*+(?i:(?:option|choice)\s)?+{_LETTER}(?P<rest>[)\]}}.:\s$*]*+)"

@@ -21,6 +21,7 @@ from sympy.concrete.expr_with_limits import ExprWithLimits  # type: ignore[impor
 from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 
 from basis_rl.rewards.math.latex import MODULUS, SIGNS, conversion, formula, quantity, readings, symbols
+from basis_rl.rewards.math.quick import COLON
 
 # Relative difference that the sides of an approximation sign may have; the left one is graded.
 _COARSE = 0.05
@@ -48,6 +49,8 @@ def grade(gold: str, answer: str, check: bool = False) -> str:
     """
     if not any(character.isalnum() for character in gold):
         return "no_gold"
+    if not check and (same := _same_ratio(gold, answer)) is not None:
+        return "right" if same else "unequal"
     expected = _gold_reading(gold)
     if expected is None:
         return "prose"
@@ -64,12 +67,30 @@ def grade(gold: str, answer: str, check: bool = False) -> str:
     return verdict
 
 
+def _same_ratio(gold: str, answer: str) -> bool | None:
+    """Whether two ratios of so many parts, three or more, are the same; None where they are none.
+
+    To the parser ``a:b:c`` is a quotient, which ``a:c:b`` is equal to.
+    """
+    texts = [COLON.split(text) for text in (gold, answer)]
+    if len(texts[0]) < 3 or len(texts[0]) != len(texts[1]):
+        return None
+    sides = [[_expression(text) for text in side] for side in texts]
+    if not all(_is_formula(part) for side in sides for part in side):
+        return None
+    ratios = [[part / side[0] for part in side] for side in sides]
+    return all(_equal(a, b) and _is_near(a, b, percent=False) for a, b in zip(*ratios, strict=True))
+
+
 def _in_the_golds_unit(gold: str, answer: str) -> Iterator[tuple[bool, Any]]:
     """What the answer may say: converted to the gold's unit (True), and as it stands."""
     factor = conversion(quantity(gold)[1], quantity(answer)[1])
     value = _value(_expression(answer))
     if factor not in (None, 1) and _is_formula(value):
-        yield True, value.doit() * factor
+        value = value.doit()
+        # 0.07 m are no 7 cm in binary floating point.
+        for number in dict.fromkeys((sp.nsimplify(value, rational=True), value)):
+            yield True, number * factor
     for found in readings(answer):
         yield False, found
 

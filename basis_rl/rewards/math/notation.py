@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from basis_rl.rewards.extract import plain_number
 from basis_rl.rewards.math.spelled import in_notation
 
 SPACE = r"(?:\s|~|\\[ ,;:>!]|\\q?quad(?![a-zA-Z])|\\(?:thin|med|thick)space(?![a-zA-Z]))"
@@ -87,6 +88,8 @@ _JOINED = {
 _JOINS = "|".join(word for word in _JOINED if len(word) > 1 or word == "и")
 _SETS = r"\\in\s*(?:\\mathbb\s*)?\{?[A-Z]\}?(?:_\{?[^{}\s]+\}?|\^\{?[+*]\}?)?"
 _VALUE = r"(?=-?\d|\\|\(|[a-z]\w*\s*=)"
+# Behind a single letter, which is a variable in 3 y \le 6 and 3 e \pi.
+_OTHER_VALUE = r"(?=-?\d|\\[dt]?frac\s*\{\d|[a-z]\w*\s*=)"
 _DEGREE = r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))"
 _GROUP = r"(?:\((?:[^()]|\([^()]*\))*\)|\{(?:[^{}]|\{[^{}]*\})*\})"
 
@@ -123,7 +126,10 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"(?<=\d)['’](?=\d{3})", ""),
         (r"⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda m: f"^{{{m[0].translate(_RAISED)}}}"),
         (rf"{FONT}\s*\{{(?:\s*,?\s*({_JOINS})\s*|\s+([yeo])\s+)\}}", lambda m: rf"\text{{ {_JOINED[m[1] or m[2]]} }}"),
-        (rf"(?<=[\d)}}\]$])\s*,?\s({_JOINS}|[yeou])\s\s*{_VALUE}", lambda m: f" {_JOINED[m[1]]} "),
+        (
+            rf"(?<=[\d)}}\]$])\s*,?\s(?:({_JOINS})\s\s*{_VALUE}|([yeou])\s\s*{_OTHER_VALUE})",
+            lambda m: f" {_JOINED[m[1] or m[2]]} ",
+        ),
         (r"\\(?:(lor|vee)|land|wedge|&)(?![a-z])", lambda m: " or " if m[1] else " and "),
         (rf"(?<=\d)\s*(?:{FONT}\s*\{{\s*to\s*\}}|\sto\s)\s*(?=\d)", ":"),
         (r"\\begin\s*\{cases\}(.*)\\end\s*\{cases\}", lambda m: ", ".join(re.split(r",?\s*\\\\", m[1]))),
@@ -135,7 +141,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
             r"(?<![^=\s])(?:Matrix\(|(?:np\.)?array\()?\[\s*(\[[^\[\]]*\](?:\s*,\s*\[[^\[\]]*\])*)\s*\]\)?$",
             lambda m: _matrix(m[1]),
         ),
-        (r"^\[((?:[-\d./]+\s*)+(?:;\s*(?:[-\d./]+\s*)+)+)\]$", lambda m: _matrix(_in_brackets(m[1]))),
+        (r"^\[([-\d./][-\d./\s]*(?:;\s*[-\d./][-\d./\s]*)+)\]$", lambda m: _matrix(_in_brackets(m[1]))),
         # Intervals with brackets turned around, and half-lines by name.
         (
             r"\](?=[^\[\]()]*[,;][^\[\]()]*[\[\]])((?:[^,;\[\]()]|\\[,;])*[,;][^\[\]()]*)([\[\]])",
@@ -185,6 +191,8 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"^(\d{1,2})\s*(?:[.:]\s*(\d\d)\s*Uhr|\s*h\s*(\d\d))$", lambda m: f"{m[1]}:{m[2] or m[3]}"),
         (r"\\([lr])brack(?![a-zA-Z])\s*", lambda m: "[" if m[1] == "l" else "]"),
         (r":=|\\coloneqq(?![a-zA-Z])", "="),
+        # The names of a ratio.
+        (r"^[a-zA-Z][\w{}]*(?:\s*:\s*[a-zA-Z][\w{}]*)+\s*=\s*(?=[\d\\(][^=]*:)", ""),
         (r"\\[bB]igg?[lrm]?(?![a-zA-Z])\s*", ""),
         # Rows of a matrix with a distance.
         (r"\\\\\s*\[[\d.]+\s*[a-z]{2}\]", r"\\\\ "),
@@ -203,6 +211,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"\\sqrt\s*\(((?:[^()]|\([^()]{0,200}\)){0,200})\)", r"\\sqrt{\1}"),
         (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
         (r"\\lg(?![a-z])", r"\\log_{10}"),
+        (r"\\log\s*_\s*e(?![a-zA-Z])", r"\\ln "),
         # A residue; the name before it.
         (rf"{SPACE}{{0,4}}(?:{FONT}\s*\{{{SPACE}*)?\({SPACE}*{_MODULO}{SPACE}*(\w+){SPACE}*\)\s*\}}?$", r"\\pmod{\1}"),
         (r"\\pmod\s*(\w)$", r"\\pmod{\1}"),
@@ -245,7 +254,8 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"((?<!\w)\w++!|\([^()!]*\)!)\s*\^", r"(\1)^"),
         # As Python prints.
         (r"^Fraction\((-?\d+),\s*(\d+)\)$", r"\\frac{\1}{\2}"),
-        (r"(?<=\d)j(?![a-zA-Z])", "i"),
+        # Not that of a vector, 3i + 2j.
+        (r"(?s)^(?!.*(?<![a-zA-Z])[ik](?![a-zA-Z])).*$", lambda m: re.sub(r"(?<=\d)j(?![a-zA-Z])", "i", m[0])),
         # A base.
         (r"^0([box])([0-9a-fA-F]+)$", lambda m: f"{m[2]}_{{{_PREFIXES[m[1]]}}}"),
         (rf"^(?:\(|{FONT}\s*\{{)\s*([0-9A-F]+)\s*[)}}]\s*_", r"\1_"),
@@ -419,7 +429,7 @@ def _matrix(rows: str) -> str:
 
 
 def _together(text: str) -> str:
-    r"""``x>1 and x<2`` as ``1<x<2``, ``x<1 or x>2`` as a union of intervals; what is not of this form stays."""
+    r"""``x>1 and x<2`` as ``1<x<2``, ``x<1 or x>2``, ``x<1, x>2`` as a union of intervals; other forms stay."""
     words = {"or" in word for word in re.findall(rf"{_EITHER}|,", text)}
     parts = [_bounds(_trimmed(part)) for part in re.split(rf"{_EITHER}|,", text)]
     if not words or None in parts or len(words) > 1 or len({part[0] for part in parts if part}) > 1:
@@ -431,6 +441,11 @@ def _together(text: str) -> str:
     highs = [high for _, _, high in known if high]
     if len(lows) != 1 or len(highs) != 1:
         return text
+    low = plain_number(lows[0][1:])
+    high = plain_number(highs[0][:-1])
+    # Together they would hold for no number, so the comma is an "or".
+    if low is not None and high is not None and low >= high and not re.search(_EITHER, text):
+        return rf"(-\infty,{highs[0]}\cup {lows[0]},\infty)"
     less = ["<" if mark in "()" else r"\le " for mark in (lows[0][0], highs[0][-1])]
     return f"{lows[0][1:]}{less[0]}{known[0][0]}{less[1]}{highs[0][:-1]}"
 

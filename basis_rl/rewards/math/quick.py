@@ -19,9 +19,9 @@ _NEAR = Fraction(2, 10**6)
 _NEAR_RELATIVE = Fraction(1, 10**9)
 # Not i and I, the imaginary unit, nor e and E, Euler's number.
 _LETTER = re.compile(r"\s*(?:\\(?:text|math)[a-z]*\{)?\(?([a-df-hj-zA-DF-HJ-Z])\)?\}?\s*", re.ASCII)
-_AROUND_PARTS = re.compile(rf"{SPACE}|\\(?:text|mbox|mathrm)|[{{}}.]")
+_AROUND_PARTS = re.compile(rf"{SPACE}|\\(?:text|mbox|mathrm)|[{{}}]|(?<=[apmAPM])\.")
 _PARTS = re.compile(r"(\d{1,20}(?:(?::|\\colon)\d{1,20})+)([ap]m)?", re.IGNORECASE | re.ASCII)
-_COLON = re.compile(r":|\\colon(?![a-z])")
+COLON = re.compile(r":|\\colon(?![a-z])")
 _LONGEST = 80
 _MOST_BLANKS = 1_000
 
@@ -65,7 +65,7 @@ def is_time(gold: str) -> bool:
 
 
 def same_parts(gold: str, answer: str) -> bool | None:
-    """Whether the answer is the gold's time of day, or its ratio of three parts or more; None where both have none.
+    """Whether the answer is the gold's time of day, or its ratio of three integers or more; None where both have none.
 
     AM or PM may be missing on one side, and 7:30 p.m. is 19:30. To the parser ``1:2:3`` is a quotient, 1/6.
     """
@@ -78,10 +78,11 @@ def same_parts(gold: str, answer: str) -> bool | None:
             return False
         hours = {_of_24(pairs[0][0], half), _of_24(pairs[0][1], other)}
         return len(hours) == 1 or (pairs[0][0] == pairs[0][1] and not (half and other))
-    colons = [len(_COLON.findall(text)) for text in (gold, answer)]
+    colons = [len(COLON.findall(text)) for text in (gold, answer)]
     if max(colons) < 2 or (colons[0] == colons[1] and not pairs):
         return None
-    return colons[0] == colons[1] and all(a * pairs[0][1] == b * pairs[0][0] for a, b in pairs)
+    totals = [sum(side) for side in zip(*pairs, strict=True)]
+    return colons[0] == colons[1] and 0 not in totals and all(a * totals[1] == b * totals[0] for a, b in pairs)
 
 
 def _of_24(hour: int, half: str) -> int:

@@ -38,7 +38,7 @@ _KINDS = "real|such|possible|valid"
 _THINGS = "(?:solution|root|value|number|integer|pair|triple|zero|intersection)s?"
 # That there is none of what is asked for.
 NOTHING = (
-    rf"(?:(?<![\w\\])(?:no|0) (?:(?:{_KINDS}) )*(?:{_THINGS})\b(?: exists?)?(?! (?:other|besides|except|but))"
+    rf"(?:(?<![\w\\])no (?:(?:{_KINDS}) )*(?:{_THINGS})\b(?: exists?)?(?! (?:other|besides|except|but))"
     r"|(?:does not|do not|don't|doesn't) exist|DNE|undefined|not defined|(?:the )?empty set"
     r"|keine? (?:reelle )?Lösung(?:en)?|(?:aucune|pas de) solution(?: réelle)?"
     r"|no (?:hay|tiene|existe) soluci(?:ón|ones)(?: real(?:es)?)?|нет (?:действительных )?решений|не существует"
