@@ -32,7 +32,7 @@ from datasets import Dataset
 from huggingface_hub import CommitInfo
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
@@ -209,6 +209,10 @@ class BasisTrainer(GRPOTrainer):
             super().__init__(
                 model, plan.reward_funcs or None, args, plan.train_dataset, plan.eval_dataset, **plan.kwargs
             )
+        if args.use_vllm and args.vllm_mode == "colocate":
+            # The engine, in this process, has seeded all generators by its rank alone. The ranks of one engine must
+            # sample alike.
+            set_seed(args.seed + args.process_index // args.vllm_tensor_parallel_size)
         # Functions of one name would share their metrics.
         self.reward_func_names = distinct(self.reward_func_names)
         check_trained(self.model)
