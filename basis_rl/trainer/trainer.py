@@ -400,7 +400,9 @@ class BasisTrainer(GRPOTrainer):
         whole = has_weights(self.model) and not policy_is_sharded(self.accelerator)
         unscored = torch.full((1, ASKED), IGNORED, device=self.accelerator.device)
         asked = {} if whole else {"labels": unscored, "fused_lm_head": True}
-        noisy = any(gather_object([draws_random_numbers(model, **asked)]))
+        # Kernels such as flash attention's refuse float32.
+        with self.accelerator.autocast():
+            noisy = any(gather_object([draws_random_numbers(model, **asked)]))
         method = method_of(self.model, self.args, noisy)
         given = (self.args, self._asked_prompts, precisions, self._longest_row, whole)
         self.packing = agreed(lambda: settled(model, method, *given))
