@@ -15,7 +15,8 @@ SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "slurm" / "train.sba
 STUBS = {
     "scontrol": '#!/bin/bash\n[ "$1" = show ] && printf "node%s\\n" 0 1 2 || echo "$@" > requeued\n',
     # Options of srun itself all have a `=` or are --overlap.
-    "srun": '#!/bin/bash\nwhile [[ "$1" == --* ]]; do shift; done\nSLURM_PROCID=0 exec "$@"\n',
+    "srun": '#!/bin/bash\nwhile [[ "$1" == --* ]]; do shift; done\necho "$SRUN_CPUS_PER_TASK" >> cpus\n'
+    'SLURM_PROCID=0 exec "$@"\n',
     "accelerate": '#!/bin/bash\nprintf "%s\\n" "$@" > trained\nuntil [ -e "$WAITS" ]; do sleep 0.1; done\nexit 75\n',
     "basis-rl": '#!/bin/bash\nprintf "%s\\n" "$@" > served\nexec sleep 60\n',
 }
@@ -37,6 +38,7 @@ def job(tmp_path, monkeypatch):
         path = tmp_path / "my recipe.yaml"
         path.write_text(yaml.safe_dump(recipe))
         given = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[0-2]", "SLURM_JOB_ID": "7"}
+        given["SLURM_CPUS_PER_TASK"] = "48"
         given |= {"WAITS": str(waits_for), "PYTHONPATH": os.pathsep.join(sys.path)}
         jobs.append(subprocess.Popen(["bash", SCRIPT, str(path)], env={**os.environ, **given}, start_new_session=True))
         return jobs[-1]
@@ -64,6 +66,7 @@ def test_a_job_with_blanks_in_its_paths_stops_and_requeues_itself(job, tmp_path)
     assert words[words.index("--num_processes") + 1] == "16"
     assert words[words.index("--main_process_ip") + 1] == "node1"
     assert "http://node0:8000" in words
+    assert (tmp_path / "cpus").read_text() == "48\n48\n", "srun does not ask sbatch"
 
 
 def test_a_recipe_without_a_folder_starts_nothing(job, tmp_path):

@@ -187,7 +187,8 @@ class Server:
         launched = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
         kept = {key: value for key, value in os.environ.items() if key not in launched}
         kept = {key: value for key, value in kept.items() if not key.startswith(("TORCHELASTIC_", "ACCELERATE_"))}
-        return {**kept, **own}
+        # vLLM's second model runner does not say how far requests are, by which a stream tells its tokens' age.
+        return {"VLLM_USE_V2_MODEL_RUNNER": "0", **kept, **own}
 
     def start(self) -> Server:
         """Start it and wait until it answers."""

@@ -53,6 +53,9 @@ class TrainingClient(VLLMClient):
         kwargs: further arguments of TRL's client.
     """
 
+    # Until it was warned that there is none.
+    _expects_progress = True
+
     def __init__(self, settings: SyncSettings, base_url: str, config: Any = None, **kwargs: Any) -> None:
         self.settings = settings
         self.sizes = sizes_of(config)
@@ -256,9 +259,7 @@ class TrainingClient(VLLMClient):
         self.server.ask("/pause?mode=keep", {})
         try:
             self.served_step = step
-            with suppress(UnknownMethod):
-                # vLLM puts its own letters around our name, with hyphens between them.
-                counts = {name.split("-")[1]: n for each in self.rpc("basis_progress") for name, n in each.items()}
+            if (counts := self._progress()) is not None:
                 # What has ended is no longer among them, and on its way to us.
                 time.sleep(_ON_ITS_WAY)
                 for name, known in dict(self.switches).items():
@@ -267,6 +268,24 @@ class TrainingClient(VLLMClient):
             yield
         finally:
             self.go_on()
+
+    def _progress(self) -> dict[str, int] | None:
+        """How many tokens are drawn of requests in flight, by our names; None if some workers do not say so."""
+        with suppress(UnknownMethod):
+            found = self.rpc("basis_progress")
+            # With --data-parallel-size the workers of one replica answer.
+            if len(found) >= self.get_world_size():
+                # vLLM puts its own letters around our name, with hyphens between them.
+                return {name.split("-")[1]: n for each in found for name, n in each.items()}
+        if self._expects_progress:
+            _logger.warning(
+                "The vLLM server at %s does not say how far its requests are when new weights come (vLLM's model "
+                "runner V2, or --data-parallel-size above 1). rollout/staleness and rollout/staleness_max are upper "
+                "bounds: all tokens of an answer count as drawn by the weights with which it began.",
+                self.base_url,
+            )
+            self._expects_progress = False
+        return None
 
     def go_on(self) -> None:
         """Let requests go on: also after a push that a signal, a failure or a kill has ended while the engine stood

@@ -18,6 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from basis_rl.run.errors import RequestRefused
+
 # Bounds the memory for copies: a file is written as soon as they have so many bytes.
 _SHARD_BYTES = 2 << 30
 # What PEFT and checkpointing add to the names of parameters.
@@ -104,6 +106,7 @@ def merged_parameters(
             try:
                 for layer in changing:
                     layer.merge()
+                    _require_in_place(layer, kept, name)
                 merged = whole(parameter, device).clone()
             finally:
                 for layer in changing:
@@ -114,6 +117,20 @@ def merged_parameters(
             name = name.replace(part, "")
         if "modules_to_save." not in name:
             yield name, merged
+
+
+def _require_in_place(layer: Any, before: dict[Tensor, Tensor], name: str) -> None:
+    """The layer's parameters are those `before` its adapter was merged.
+
+    Raises:
+        RequestRefused: they are new ones, which would be neither sent nor put back.
+    """
+    if any(each not in before for each in layer.get_base_layer().parameters()):
+        raise RequestRefused(
+            f"PEFT merges the adapter of {name} into a new, rounded parameter, as it does for quantised weights, so "
+            "that vLLM cannot get merged weights. Set vllm_lora_sync: adapter, with a server, or leave load_in_4bit "
+            "and load_in_8bit out."
+        )
 
 
 def sizes_of(config: Any) -> dict[str, Any]:

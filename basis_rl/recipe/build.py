@@ -214,7 +214,8 @@ def server_options(recipe: Recipe, port: int, log: Path) -> ServerOptions:
         max_model_len=args.vllm_max_model_length,
         log=log,
         devices=run.serve_devices,
-        extra=shlex.split(run.serve_args or ""),
+        # Last, so that they win.
+        extra=["--seed", str(args.seed), *shlex.split(run.serve_args or "")],
         # main is TRL's default, and what None means to vLLM.
         revision=None if recipe.model.model_revision == "main" else recipe.model.model_revision,
         max_lora_rank=recipe.model.lora_r if args.vllm_lora_sync == "adapter" else None,

@@ -168,8 +168,7 @@ def check_weights(accelerator: Accelerator, model: nn.Module, step: int) -> None
     Raises:
         WeightsLost: on some rank they are not finite, or their root mean square is above 1e6.
     """
-    # Of a parameter that ZeRO-3 has divided each rank looks at its own part.
-    weights = [getattr(each, "ds_tensor", each) for each in model.parameters() if each.requires_grad]
+    weights = [_own_part(each) for each in model.parameters() if each.requires_grad]
     norm = get_total_norm(weights)
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     size = float(norm) / max(1, sum(each.numel() for each in weights)) ** 0.5
@@ -180,6 +179,16 @@ def check_weights(accelerator: Accelerator, model: nn.Module, step: int) -> None
             f"After step {step} the weights have a root mean square of {float(sizes.max()):.3g}. Resume from the "
             "newest checkpoint, which has those before it, with a lower learning_rate or another schedule."
         )
+
+
+def _own_part(weight: Any) -> Tensor:
+    """Of a weight that ZeRO-3 has divided the part of this rank, without the padding after the last number, to which
+    DeepSpeed never writes."""
+    part: Tensor = getattr(weight, "ds_tensor", weight)
+    if part is not weight:
+        rank = torch.distributed.get_rank(weight.ds_process_group)
+        part = part.flatten()[: max(0, weight.ds_numel - rank * part.numel())]
+    return part
 
 
 class GradientMonitor:

@@ -192,7 +192,13 @@ def _differences(
     off = 0.0
     for precision in precisions:
         with precision.context():
-            expected = [_alone(model, rows, row, temperature) for row in range(len(rows[0]))]
+            try:
+                expected = [_alone(model, rows, row, temperature) for row in range(len(rows[0]))]
+            except _NO_PLACE:
+                # Such a kernel cannot be asked more exactly than the step, whose precision is the last one.
+                if precision is precisions[-1]:
+                    raise
+                continue
             # Of a model that is broken, other checks tell.
             if not all(bool(each.isfinite().all()) for each in expected):
                 continue

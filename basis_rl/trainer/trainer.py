@@ -32,7 +32,7 @@ from datasets import Dataset
 from huggingface_hub import CommitInfo
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
@@ -209,6 +209,10 @@ class BasisTrainer(GRPOTrainer):
             super().__init__(
                 model, plan.reward_funcs or None, args, plan.train_dataset, plan.eval_dataset, **plan.kwargs
             )
+        if args.use_vllm and args.vllm_mode == "colocate":
+            # The engine, in this process, has seeded all generators by its rank alone. The ranks of one engine must
+            # sample alike.
+            set_seed(args.seed + args.process_index // args.vllm_tensor_parallel_size)
         # Functions of one name would share their metrics.
         self.reward_func_names = distinct(self.reward_func_names)
         check_trained(self.model)
@@ -396,7 +400,9 @@ class BasisTrainer(GRPOTrainer):
         whole = has_weights(self.model) and not policy_is_sharded(self.accelerator)
         unscored = torch.full((1, ASKED), IGNORED, device=self.accelerator.device)
         asked = {} if whole else {"labels": unscored, "fused_lm_head": True}
-        noisy = any(gather_object([draws_random_numbers(model, **asked)]))
+        # Kernels such as flash attention's refuse float32.
+        with self.accelerator.autocast():
+            noisy = any(gather_object([draws_random_numbers(model, **asked)]))
         method = method_of(self.model, self.args, noisy)
         given = (self.args, self._asked_prompts, precisions, self._longest_row, whole)
         self.packing = agreed(lambda: settled(model, method, *given))

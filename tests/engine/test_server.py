@@ -89,6 +89,9 @@ def test_what_training_counts_on_is_in_command_and_environment(tmp_path, monkeyp
     assert "--kv-cache-memory-bytes" not in Server(options).command()
     environment = Server(options).environment()
     assert environment["VLLM_SERVER_DEV_MODE"] == "1"
+    assert environment["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    assert Server(options).environment()["VLLM_USE_V2_MODEL_RUNNER"] == "1", "whoever sets it knows why"
     assert environment["CUDA_VISIBLE_DEVICES"] == "2"
     assert environment["PYTHONPATH"].split(":")[1] == "/mine"
     assert not {"RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "ACCELERATE_USE_FSDP"} & environment.keys()

@@ -269,8 +269,9 @@ def test_what_the_trainer_is_built_with(parsed, monkeypatch):
 def test_the_server_of_a_recipe(parsed, tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
     given = {"serve_devices": "1", "serve_args": "--a 1 --b 'x y'", "vllm_max_model_length": 99}
-    found = server_options(parsed(**given, model_revision="abc"), 8123, tmp_path / "log")
-    assert (found.port, found.devices, found.extra, found.max_model_len) == (8123, "1", ["--a", "1", "--b", "x y"], 99)
+    found = server_options(parsed(**given, model_revision="abc", seed=7), 8123, tmp_path / "log")
+    assert (found.port, found.devices, found.max_model_len) == (8123, "1", 99)
+    assert found.extra == ["--seed", "7", "--a", "1", "--b", "x y"], "the last one counts"
     assert (found.revision, found.dtype) == ("abc", "float32")
     assert server_options(parsed(dtype="float16"), 1, tmp_path / "log").dtype == "float16"
     assert found.max_lora_rank is None

@@ -188,6 +188,8 @@ class ModelServer(FakeServer):
         return 200, {"status": "done"}
 
     def get(self, path: str) -> Any:
+        if path == "/get_world_size":
+            return {"world_size": 1}
         if path == "/server_info":
             lora = None if self.max_lora_rank is None else {"max_lora_rank": self.max_lora_rank}
             return {"vllm_config": {"model_config": {"logprobs_mode": "processed_logprobs"}, "lora_config": lora}}

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basis_rl.trainer.packing import ASKED
-
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -110,6 +108,8 @@ class Flash:
         self, q: Tensor, k: Tensor, v: Tensor, *args: Any, softmax_scale: float | None = None, **_: Any
     ) -> Tensor:
         """For rows of one length, ``(B, L, heads, dim)``: of a packed row its tokens would see those of all rows."""
-        assert q.shape[:2] == k.shape[:2] == (1, ASKED), "only the row by which a model is asked for noise"
-        ends = torch.tensor([0, ASKED], device=q.device)
+        assert q.shape[:2] == k.shape[:2] == (1, q.shape[1]), "only rows by themselves, by which a model is asked"
+        if q.dtype not in HALF:
+            raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+        ends = torch.tensor([0, q.shape[1]], device=q.device)
         return attention_of_segments(q[0], k[0], v[0], ends, ends, softmax_scale, -1)[None]

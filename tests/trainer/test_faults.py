@@ -11,6 +11,7 @@ import sys
 import termios
 import threading
 import time
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -120,6 +121,16 @@ def test_what_deepspeed_tells_decides():
     engine.parameter.data[0] = math.nan  # as by gradients that are not finite, where it has applied them
     with pytest.raises(WeightsLost, match="After step 8"):
         check_weights(Accelerator(cpu=True), engine, 8)
+
+
+@pytest.mark.parametrize("part", [[0.02, math.nan], [math.nan, 0.02]])
+def test_of_a_weight_that_is_divided_the_padding_does_not_count(part, monkeypatch):
+    accelerator, model = Accelerator(cpu=True), torch.nn.Linear(3, 1, bias=False)
+    # Of three numbers the second rank of two has one, and a place that nothing is ever written to.
+    vars(model.weight).update(ds_tensor=torch.tensor(part), ds_numel=3, ds_process_group=None)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda group: 1)
+    with pytest.raises(WeightsLost) if math.isnan(part[0]) else nullcontext():
+        check_weights(accelerator, model, 8)
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf, -1.0])

@@ -11,6 +11,7 @@ from basis_rl.trainer import attention
 from tests.device.test_gpu_packing import SHAPES, assert_as_exact_as_single_rows
 from tests.support.architectures import small_model
 from tests.support.kernels import HALF, Flash, Varlen
+from tests.support.tiny import tiny_model, tiny_trainer
 from tests.trainer.test_packed_rows import scores, small_rows
 
 MODELS = ("Qwen3", "Mistral", "Granite")
@@ -49,6 +50,13 @@ def test_kernels_are_called_as_they_and_transformers_document(kernel, name, case
     reference = request.getfixturevalue(kernel)
     assert_as_exact_as_single_rows("sdpa" if kernel == "varlen" else FLASH, name, case, precision)
     assert reference.calls == 2, "once in each layer, for all segments"
+
+
+def test_weights_of_float32_are_asked_in_the_16_bits_that_a_kernel_takes(flash, tmp_path):
+    model = tiny_model()
+    model.config._attn_implementation = FLASH
+    assert tiny_trainer(tmp_path, model=model, bf16=True).packing.shared
+    assert flash.calls
 
 
 def test_the_kernel_has_no_dropout_so_a_model_with_one_is_not_given_to_it(varlen):
