@@ -29,7 +29,7 @@ import symtable
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FunctionType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, TextIO
 
 # What the usual sites import for everybody: starter code names `List` without an import.
@@ -119,10 +119,13 @@ def channel() -> tuple[TextIO, TextIO]:
 def run_program(path: str) -> None:
     """Execute the code in a file, then answer calls of its functions, or of the methods of its ``Solution``."""
     asked, answers = channel()
-    namespace: dict[str, Any] = {"__name__": "candidate"}
+    # Where pickle and dataclasses look for its classes.
+    sys.modules["candidate"] = module = ModuleType("candidate")
+    namespace = vars(module)
     exec(_PRELUDE, namespace)
     with open(path, encoding="utf-8") as file:
-        exec(compile(file.read(), "candidate.py", "exec"), namespace)
+        # Without the future import of this file.
+        exec(compile(file.read(), "candidate.py", "exec", dont_inherit=True), namespace)
     for line in asked:
         request = json.loads(line)
         owner, _, name = request["name"].rpartition(".")
@@ -431,7 +434,8 @@ def run_source(tests: dict[str, Any], ask: Callable[[Any], Any], change: ast.Nod
     sys.modules.update(modules)
     namespace = {name: known[name] if name in theirs else program(name) for name in unbound}
     namespace.update(__name__="tests", __file__="tests.py", may_fail=suppress(*_FAILURES), used=used)
-    exec(compile(ast.fix_missing_locations(change.visit(tree) if change else tree), "tests.py", "exec"), namespace)
+    tree = ast.fix_missing_locations(change.visit(tree) if change else tree)
+    exec(compile(tree, "tests.py", "exec", dont_inherit=True), namespace)
     if entry and "check" in namespace:
         # LeetCode's entry point is Solution().name, and a request names it Solution.name.
         namespace["check"](program(tests["name"].replace("()", "")))

@@ -314,6 +314,16 @@ def test_a_program_is_the_main_module(reward):
     assert scores(reward, [(source, {"inputs": [""], "outputs": ["3 1 True"]})]) == [1.0]
 
 
+@needs_sandbox
+def test_the_functions_of_a_program_are_those_of_a_module(reward):
+    point = "from dataclasses import dataclass\nimport pickle\n@dataclass\nclass P:\n    x: int\n"
+    value = f"{point}def add(a, b):\n    return P(a + b).x"
+    copied = f"{point}def add(a, b):\n    return pickle.loads(pickle.dumps(P(a + b))).x"
+    of_tests = "from dataclasses import dataclass\n@dataclass\nclass Q:\n    x: int\nassert add(1, Q(2).x) == 3"
+    rows = [(value, ADD_CALL), (value, ADD_ASSERT), (copied, ADD_ASSERT), (value, [of_tests])]
+    assert scores(reward, rows) == [1.0] * len(rows)
+
+
 SLEEPER = "import time\ntime.sleep(1000 + {})"
 
 
