@@ -137,8 +137,11 @@ def run_program(path: str) -> None:
         try:
             value = function(*args, **kwargs)
         except BaseException as error:
-            # Of the candidate, and told to the tests.
-            answer = {"error": type(error).__name__, "message": str(error)[:1000]}
+            # Of the candidate, and told to the tests, which can raise Python's own only.
+            kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+            # The text of a KeyError is the repr of its key.
+            said = error.args[0] if isinstance(error, KeyError) and error.args else error
+            answer = {"error": kind, "message": str(said)[:1000]}
         else:
             # numpy is imported only if the program did so, which saves its time for the others.
             answer = {"value": encode(value, sys.modules.get("numpy"))}

@@ -191,6 +191,16 @@ def test_forms_that_are_scored(reward, form):
     assert scores(reward, [(right, tests), (right.replace("+", "-"), tests), ("x = 1", tests)]) == [1.0, 0.0, 0.0]
 
 
+@needs_sandbox
+def test_an_exception_arrives_as_the_kind_of_pythons_own_that_it_is(reward):
+    raised = "import pytest\ndef test_f():\n    with pytest.raises(ValueError):\n        f('{')\n"
+    caught = ["try:\n    f(0)\nexcept ValueError as error:\n    assert str(error) == 'no'\nelse:\n    assert 0"]
+    key = ["try:\n    f('k')\nexcept KeyError as error:\n    assert str(error) == \"'k'\"\nelse:\n    assert 0"]
+    own = "class Bad(ValueError): pass\ndef f(x): raise Bad('no')"
+    rows = [("import json\ndef f(x): return json.loads(x)", raised), (own, caught), ("def f(x): return {}[x]", key)]
+    assert scores(reward, rows) == [1.0] * len(rows)
+
+
 UNFIT = CASES["unfit"]
 
 
