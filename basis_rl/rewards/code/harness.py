@@ -3,7 +3,8 @@
 ``parse PATH`` says which of the sources in its standard input is a program.
 
 ``program PATH`` runs the model's code. It reads ``{"name": ..., "args": [...], "kwargs": {...}}``, one a line, and
-answers ``{"value": ...}`` or ``{"error": name of an exception, "message": ...}``, and ends where it can answer neither.
+answers ``{"value": ...}``, ``{"items": [...]}`` for an iterator or ``{"error": name of an exception, "message": ...}``,
+and ends where it can answer none of them.
 Nothing there is trusted: the code may write whatever it likes to where the answers go. What it cannot know is what is
 expected, which is in another process.
 
@@ -29,6 +30,7 @@ import symtable
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, TextIO
 
@@ -136,6 +138,8 @@ def run_program(path: str) -> None:
         function = getattr(namespace["Solution"](), name) if method else namespace[name]
         try:
             value = function(*args, **kwargs)
+            key = "items" if isinstance(value, Iterator) else "value"
+            value = list(islice(value, _MOST_ITEMS)) if key == "items" else value
         except BaseException as error:
             # Of the candidate, and told to the tests, which can raise Python's own only.
             kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
@@ -144,7 +148,7 @@ def run_program(path: str) -> None:
             answer = {"error": kind, "message": str(said)[:1000]}
         else:
             # numpy is imported only if the program did so, which saves its time for the others.
-            answer = {"value": encode(value, sys.modules.get("numpy"))}
+            answer = {key: encode(value, sys.modules.get("numpy"))}
         answers.write(json.dumps(answer) + "\n")
 
 
@@ -165,12 +169,15 @@ def run_parse(path: str) -> None:
 
 # Attributes that a result can have: all types that travel.
 _ATTRIBUTES = {name for kind in (int, float, complex, str, bytes, list, tuple, set, dict) for name in dir(kind)}
+# Of an iterator that a call returns, which may have no end.
+_MOST_ITEMS = 1000
 # What tests call the file with the code under test.
 _OWN_MODULES = ("solution", "main", "submission")
 # Tests that name these look into the process of the code under test, share objects with it, or may run its results.
 _SHARED = frozenset(
     ("mock", "patch", "Mock", "MagicMock", "stdout", "stdin", "redirect_stdout", "ListNode", "TreeNode", "list_node",
-     "tree_node", "is_same_list", "is_same_tree", "eval", "exec", "open", "pickle", "marshal", "subprocess", "warns")
+     "tree_node", "is_same_list", "is_same_tree", "eval", "exec", "open", "pickle", "marshal", "subprocess", "warns",
+     "asyncio")
 )  # fmt: skip
 # Of a statement of the tests where there is no program, and not because they cannot be run here.
 _FAILURES = (
@@ -206,6 +213,11 @@ class Stub(dict[Any, Any]):
             encode(other, sys.modules.get("numpy"))
         return False
 
+    def _object(self, *_: object) -> Any:
+        raise Unsupported("the tests need more of a result than its value")
+
+    __call__ = __next__ = __enter__ = __exit__ = _object
+
 
 class Functions:
     """The module of the code under test, or an object of its class ``Solution``: functions by name."""
@@ -225,8 +237,9 @@ class Approx:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None) -> None:
+    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None, nan_ok: bool = False) -> None:
         self.expected = expected
+        self.nan_ok = nan_ok
         self.absolute = 1e-12 if abs is None else abs
         self.relative = rel if rel is not None else 1e-6 if abs is None else 0.0
 
@@ -240,24 +253,39 @@ class Approx:
         if isinstance(expected, (list, tuple)):
             same = isinstance(value, (list, tuple)) and len(value) == len(expected)
             return same and all(map(self._near, value, expected))
+        if self.nan_ok and expected != expected:
+            return bool(value != value)
         return value == expected or cmath.isclose(value, expected, rel_tol=self.relative, abs_tol=self.absolute)
 
 
-class Pytest:
-    """What most tests use of pytest; without the rest decorators fail, and so does ``pytest.fail``."""
+class Partial(SimpleNamespace):
+    """What most tests use of an object of pytest; the rest is not there."""
+
+    def __getattr__(self, name: str) -> Any:
+        # `pytest.fail` only has to fail.
+        if name.startswith("__") or name == "fail":
+            raise AttributeError(name)
+        raise Unsupported(f"the tests use '{name}' of pytest")
+
+
+class Pytest(Partial):
+    """The module."""
 
     approx = Approx
 
     @staticmethod
     @contextmanager
-    def raises(expected: Any, match: str = "") -> Iterator[Any]:
+    def raises(expected: Any, match: str | None = None) -> Iterator[Any]:
         """An exception is raised in this context."""
-        caught = SimpleNamespace(type=expected, value=None)
+        kinds = expected if isinstance(expected, tuple) else (expected,)
+        if any(type(exception(kind.__name__, "")) is not kind for kind in kinds):
+            raise Unsupported("no call raises this exception here")
+        caught = Partial(type=expected, value=None)
         try:
             yield caught
         except expected as error:
             caught.value = error
-        if caught.value is None or not re.search(match, str(caught.value)):
+        if caught.value is None or not re.search(match or "", str(caught.value)):
             raise AssertionError("nothing was raised, or something else")
 
 
@@ -326,7 +354,7 @@ def run_tests(path: str) -> None:
             requests.write(json.dumps(request) + "\n")
             answer = json.loads(answers.readline())
             if "error" not in answer:
-                return decode(answer["value"])
+                return iter(decode(answer["items"])) if "items" in answer else decode(answer["value"])
             raised = exception(str(answer["error"]), str(answer.get("message", "")))
         except Exception as error:
             raise Unsupported(type(error).__name__) from None

@@ -57,6 +57,8 @@ def test_right_programs_pass_in_every_form_of_tests(reward):
          ["try:\n    add(1, 2)\nexcept ValueError:\n    pass\nelse:\n    assert 0"]),
         ("def swap(t, s, d):\n    return {'t': (t[1], t[0]), 's': s, 1: d[2 ** 100]}",
          ["assert swap((1, 2), {3}, {2 ** 100: b'x'}) == {'t': (2, 1), 's': {3}, 1: b'x'}"]),
+        ("def up(n):\n    yield from range(n)", ["assert list(up(3)) == [0, 1, 2]"]),
+        ("def up(n):\n    while True:\n        yield n", ["assert list(zip(up(3), 'ab')) == [(3, 'a'), (3, 'b')]"]),
     ]  # fmt: skip
     assert scores(reward, programs) == [1.0] * len(programs)
 
