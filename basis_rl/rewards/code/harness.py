@@ -124,7 +124,8 @@ def run_program(path: str) -> None:
     # Where pickle and dataclasses look for its classes.
     sys.modules["candidate"] = module = ModuleType("candidate")
     namespace = vars(module)
-    exec(_PRELUDE, namespace)
+    # Not in its namespace, where they would answer for functions that it lacks.
+    vars(builtins).update((name, value) for name, value in known_names([]).items() if not name.startswith("_"))
     with open(path, encoding="utf-8") as file:
         # Without the future import of this file.
         exec(compile(file.read(), "candidate.py", "exec", dont_inherit=True), namespace)

@@ -265,8 +265,12 @@ def test_a_function_that_a_prompt_only_begins_is_no_helper(reward, end):
 def test_a_name_that_a_test_could_have_is_a_function_too(reward):
     rows = [("def test_even(x): return x % 2 == 0", ["assert test_even(2)", "assert not test_even(3)"]),
             ("def test_even(x): return True", ["assert test_even(2)", "assert not test_even(3)"]),
-            ("def comb(n, k): return 6", ["assert comb(4, 2) == 6"])]  # fmt: skip
-    assert scores(reward, rows) == [1.0, 0.0, 1.0]
+            ("def comb(n, k): return 6", ["assert comb(4, 2) == 6"]),
+            ("class Solution:\n    def gcd(self, a, b): return 3", ["assert gcd(12, 14) == 3"]),
+            ("from math import gcd", ["assert gcd(12, 14) == 2"]),
+            ("def len(x): return 6\ndef floor(x): return len(x)", ["assert floor(4) == 6"]),
+            ("x = 1", ["assert gcd(12, 14) == 2"])]  # fmt: skip
+    assert scores(reward, rows) == [1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0]
 
 
 @needs_sandbox
