@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -30,6 +30,7 @@ _START = str(Path(__file__).with_name("start.py"))
 _HARNESS = str(Path(__file__).with_name("harness.py"))
 # Whose tests one process runs where there is no program.
 _ROWS = 64
+_ATTEMPTS = 3
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/localtime",
            "/usr/share/zoneinfo")  # fmt: skip
 
@@ -93,8 +94,8 @@ class Program:
         if time.monotonic() >= self.deadline:
             return "over budget"
         if case.kind == "assert":
-            ended = self._check(case)
-            right = True
+            ended, verdict = _tried(lambda: self._check(case))
+            right = verdict == "pass\n"
         elif case.kind == "stdin":
             ended, printed = self._run([], case.given)
             right = ended == "pass" and same_output(printed, case.expected, self.tolerance)
@@ -128,10 +129,9 @@ class Program:
         return Bounds(seconds=seconds, output_bytes=self.policy.file_bytes, kept_bytes=self.policy.file_bytes)
 
     def _run(self, script: Sequence[str], given: str) -> tuple[Verdict, str]:
-        finished = run(*self._python(script, self.path), given.encode(errors="replace"), self._bounds())
-        return _verdict(finished), finished.head.decode(errors="replace")
+        return _tried(lambda: run(*self._python(script, self.path), given.encode(errors="replace"), self._bounds()))
 
-    def _check(self, case: Case) -> Verdict:
+    def _check(self, case: Case) -> Finished:
         """Tests in one process, the program in another; each one's output is the other one's input."""
         with tempfile.TemporaryDirectory(prefix="basis-rl-tests-") as folder, contextlib.ExitStack() as at_the_end:
             path = Path(folder) / "tests.json"
@@ -139,19 +139,21 @@ class Program:
             to_tests, answers = os.pipe()
             to_program, requests = os.pipe()
             try:
-                command = self._python([_HARNESS, "program"], self.path)
-                at_the_end.callback(end, start(*command, to_program, answers))
-                command = self._python([_HARNESS, "tests"], path)
-                tester = start(*command, to_tests, requests, subprocess.PIPE)
+                program = start(*self._python([_HARNESS, "program"], self.path), to_program, answers)
+                at_the_end.callback(end, program)
+                tester = start(*self._python([_HARNESS, "tests"], path), to_tests, requests, subprocess.PIPE)
             finally:
                 for descriptor in (to_tests, answers, to_program, requests):
                     os.close(descriptor)
             assert tester.stderr is not None
             finished = follow(tester, tester.stderr, self._bounds())
-        if finished.head == b"pass\n":
-            return "pass"
-        ended = _verdict(finished)
-        return "fail" if ended == "pass" else ended
+            if finished.head == b"pass\n":
+                return replace(finished, how="exited", returncode=0)
+            if finished.how == "exited" and finished.returncode == 0:
+                # The program may have ended before: how it did tells a lack of time or of a sandbox from a failure.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return replace(finished, returncode=program.wait(1.0))
+            return finished
 
     def _python(self, script: Sequence[str], own: Path) -> tuple[list[str], Policy]:
         """The command and its policy; `own` alone it may read: the tests are not the program's, nor it theirs."""
@@ -159,6 +161,18 @@ class Program:
         packages = () if self.packages else numpy()
         policy = replace(self.policy, readable=(*readable, *packages, str(own)))
         return [*command, _START, ":".join(packages), *script, str(own)], policy
+
+
+def _tried(once: Callable[[], Finished]) -> tuple[Verdict, str]:
+    """How a process ends and what it writes. It is tried again where the system lacks what a sandbox needs to start."""
+    for attempt in range(_ATTEMPTS):
+        time.sleep(attempt / 4)
+        with contextlib.suppress(OSError):
+            finished = once()
+            ended = _verdict(finished)
+            if ended != "no sandbox":
+                return ended, finished.head.decode(errors="replace")
+    return "no sandbox", ""
 
 
 def _verdict(finished: Finished) -> Verdict:

@@ -14,6 +14,7 @@ from basis_rl.rewards.code.harness import Approx, Unsupported, decode, encode
 from basis_rl.rewards.code.tests import Case, _near, choose_cases, parse_tests, same_output, same_value
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.sandbox import Isolation, isolation
+from basis_rl.sandbox import run as sandbox_run
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -142,6 +143,25 @@ def test_a_sandbox_that_breaks_down_ends_the_run(monkeypatch):
         reward([], [fenced("x = 1")], solution=[ADD_CALL])
     with pytest.raises(ValueError, match="fails the simplest programs"):
         CodeReward()
+
+
+@needs_sandbox
+@pytest.mark.parametrize("tests", [ADD_CALL, ADD_ASSERT], ids=["call", "assert"])
+@pytest.mark.parametrize("error", [None, BlockingIOError("no process")], ids=["no command", "no process"])
+def test_a_sandbox_that_starts_at_the_second_attempt_is_no_fault_of_the_program(reward, tests, error, monkeypatch):
+    reward.check_golds([tests])
+    calls = []
+
+    def start(command, *rest, begin=sandbox_run.start):
+        calls.append(command)
+        if len(calls) == 1 and error is not None:
+            raise error
+        return begin(["/no/such"] if len(calls) == 1 else command, *rest)
+
+    for module in (sandbox_run, code_run):
+        monkeypatch.setattr(module, "start", start)
+    assert scores(reward, [("def add(a, b):\n    return a + b", tests)]) == [1.0]
+    assert len(calls) > 2
 
 
 def test_a_machine_without_isolation_is_refused(monkeypatch):
