@@ -360,6 +360,15 @@ def test_the_functions_of_a_program_are_those_of_a_module(reward):
     assert scores(reward, rows) == [1.0] * len(rows)
 
 
+@needs_sandbox
+def test_a_program_without_time_left_under_asserts_is_a_timeout(reward):
+    # The signal that ends an endless loop, which on a busy machine the clock may end before.
+    source = "import signal\ndef add(a, b): signal.raise_signal(signal.SIGXCPU)"
+    logged = {}
+    assert reward([], [fenced(source)], solution=[ADD_ASSERT], log_metric=logged.__setitem__) == [0.0]
+    assert logged["reward/code/timeout"] == 1.0
+
+
 SLEEPER = "import time\ntime.sleep(1000 + {})"
 
 
