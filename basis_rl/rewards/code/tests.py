@@ -126,16 +126,16 @@ def _case(item: Mapping[str, Any], name: str | None) -> Case:
     if not name or kind in _STDIN:
         return Case("stdin", _text(item["input"]), _text(item["output"]))
     given = item["input"]
-    # One JSON value a line.
+    expected = item["output"]
+    # As text, one JSON value a line and one for the result; beside other input a text is a result as it is.
     if isinstance(given, str):
+        if isinstance(expected, str):
+            with contextlib.suppress(ValueError):
+                expected = json.loads(expected)
         try:
             given = [json.loads(line) for line in given.split("\n") if line.strip()]
         except ValueError:
             given = [given]
-    expected = item["output"]
-    if isinstance(expected, str):
-        with contextlib.suppress(ValueError):
-            expected = json.loads(expected)
     return Case("call", given if isinstance(given, list) else [given], expected, str(name))
 
 

@@ -419,6 +419,9 @@ def test_forms_of_tests():
     assert parse_tests(wrapped) == [Case("call", [1], "5", "f"), Case("call", [2], [6], "f")]
     assert [case.expected for case in parse_tests({**wrapped, "outputs": [[5], [6, 7]]})] == [[5], [6, 7]]
     assert parse_tests([{"fn_name": "f", "input": "1", "output": "[5]"}]) == [Case("call", [1], [5], "f")]
+    # A text is JSON only where the input is one, too.
+    texts = {"fn_name": "s", "inputs": [["1", "2"]], "outputs": ["3"]}
+    assert parse_tests(texts) == [Case("call", ["1", "2"], "3", "s")]
     functional = [{"input": "1", "output": "2", "testtype": "functional"}]
     assert parse_tests([{**functional[0], "metadata": {"func_name": "f"}}]) == called
     assert parse_tests(functional, '{"func_name": "f"}') == called
