@@ -2,9 +2,9 @@
 
 ``parse PATH`` says which of the sources in its standard input is a program.
 
-``program PATH`` runs the model's code. It reads ``{"name": ..., "args": [...], "kwargs": {...}}``, one a line, and
-answers ``{"value": ...}``, ``{"items": [...]}`` for an iterator or ``{"error": name of an exception, "message": ...}``,
-and ends where it can answer none of them.
+``program SECONDS PATH`` runs the model's code, with so much CPU time for each call. It reads
+``{"name": ..., "args": [...], "kwargs": {...}}``, one a line, and answers ``{"value": ...}``, ``{"items": [...]}`` for
+an iterator or ``{"error": name of an exception, "message": ...}``, and ends where it can answer none of them.
 Nothing there is trusted: the code may write whatever it likes to where the answers go. What it cannot know is what is
 expected, which is in another process.
 
@@ -24,10 +24,13 @@ import ast
 import builtins
 import cmath
 import json
+import math
 import os
 import re
+import resource
 import symtable
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -118,7 +121,14 @@ def channel() -> tuple[TextIO, TextIO]:
     return received, sent
 
 
-def run_program(path: str) -> None:
+def allow(seconds: float) -> None:
+    """From now until SIGXCPU: the tests of this process may have more time together than one of them has."""
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    # At the hard limit it would be SIGKILL.
+    resource.setrlimit(resource.RLIMIT_CPU, (min(math.ceil(time.process_time() + seconds), hard - 1), hard))
+
+
+def run_program(seconds: str, path: str) -> None:
     """Execute the code in a file, then answer calls of its functions, or of the methods of its ``Solution``."""
     asked, answers = channel()
     # Where pickle and dataclasses look for its classes.
@@ -126,6 +136,7 @@ def run_program(path: str) -> None:
     namespace = vars(module)
     # Not in its namespace, where they would answer for functions that it lacks.
     vars(builtins).update((name, value) for name, value in known_names([]).items() if not name.startswith("_"))
+    allow(float(seconds))
     with open(path, encoding="utf-8") as file:
         # Without the future import of this file.
         exec(compile(file.read(), "candidate.py", "exec", dont_inherit=True), namespace)
@@ -137,6 +148,7 @@ def run_program(path: str) -> None:
         # Code without the function ends here: a KeyError as an answer could be what the tests expect.
         method = owner or (name not in namespace and "Solution" in namespace)
         function = getattr(namespace["Solution"](), name) if method else namespace[name]
+        allow(float(seconds))
         try:
             value = function(*args, **kwargs)
             key = "items" if isinstance(value, Iterator) else "value"
@@ -490,4 +502,4 @@ def known_names(helpers: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    {"program": run_program, "tests": run_tests, "stub": run_stub, "parse": run_parse}[sys.argv[1]](sys.argv[2])
+    {"program": run_program, "tests": run_tests, "stub": run_stub, "parse": run_parse}[sys.argv[1]](*sys.argv[2:])

@@ -73,7 +73,9 @@ class Program:
     def __init__(
         self, sources: Sequence[str], policy: Policy, packages: bool, tolerance: float, deadline: float = math.inf
     ) -> None:
+        assert policy.cpu_seconds is not None
         self.policy = policy
+        self.seconds = policy.cpu_seconds
         self.packages = packages
         self.tolerance = tolerance
         self.deadline = deadline
@@ -101,7 +103,7 @@ class Program:
             right = ended == "pass" and same_output(printed, case.expected, self.tolerance)
         else:
             request: dict[str, Any] = {"name": case.name, "args": [encode(value) for value in case.given], "kwargs": {}}
-            ended, printed = self._run([_HARNESS, "program"], json.dumps(request) + "\n")
+            ended, printed = self._run([_HARNESS, "program", str(self.seconds)], json.dumps(request) + "\n")
             right = ended == "pass" and same_value(_answer(printed), case.expected, self.tolerance)
         if ended == "timeout" and time.monotonic() >= self.deadline:
             return "over budget"
@@ -122,10 +124,9 @@ class Program:
         _, printed = self._run([_HARNESS, "parse"], json.dumps(sources))
         return int(printed) if printed else 0
 
-    def _bounds(self) -> Bounds:
-        assert self.policy.cpu_seconds is not None
+    def _bounds(self, count: int = 1) -> Bounds:
         # A loaded machine may give a third of its time to a test.
-        seconds = min(3 * self.policy.cpu_seconds + 3, self.deadline - time.monotonic())
+        seconds = min(3 * self.seconds * count + 3, self.deadline - time.monotonic())
         return Bounds(seconds=seconds, output_bytes=self.policy.file_bytes, kept_bytes=self.policy.file_bytes)
 
     def _run(self, script: Sequence[str], given: str) -> tuple[Verdict, str]:
@@ -139,14 +140,16 @@ class Program:
             to_tests, answers = os.pipe()
             to_program, requests = os.pipe()
             try:
-                program = start(*self._python([_HARNESS, "program"], self.path), to_program, answers)
+                command = self._python([_HARNESS, "program", str(self.seconds)], self.path, case.count)
+                program = start(*command, to_program, answers)
                 at_the_end.callback(end, program)
-                tester = start(*self._python([_HARNESS, "tests"], path), to_tests, requests, subprocess.PIPE)
+                command = self._python([_HARNESS, "tests"], path, case.count)
+                tester = start(*command, to_tests, requests, subprocess.PIPE)
             finally:
                 for descriptor in (to_tests, answers, to_program, requests):
                     os.close(descriptor)
             assert tester.stderr is not None
-            finished = follow(tester, tester.stderr, self._bounds())
+            finished = follow(tester, tester.stderr, self._bounds(case.count))
             if finished.head == b"pass\n":
                 return replace(finished, how="exited", returncode=0)
             if finished.how == "exited" and finished.returncode == 0:
@@ -155,11 +158,12 @@ class Program:
                     return replace(finished, returncode=program.wait(1.0))
             return finished
 
-    def _python(self, script: Sequence[str], own: Path) -> tuple[list[str], Policy]:
+    def _python(self, script: Sequence[str], own: Path, count: int = 1) -> tuple[list[str], Policy]:
         """The command and its policy; `own` alone it may read: the tests are not the program's, nor it theirs."""
         command, readable = python(self.packages)
         packages = () if self.packages else numpy()
-        policy = replace(self.policy, readable=(*readable, *packages, str(own)))
+        readable = (*readable, *packages, str(own))
+        policy = replace(self.policy, cpu_seconds=self.seconds * count, readable=readable)
         return [*command, _START, ":".join(packages), *script, str(own)], policy
 
 

@@ -369,6 +369,20 @@ def test_a_program_without_time_left_under_asserts_is_a_timeout(reward):
     assert logged["reward/code/timeout"] == 1.0
 
 
+@needs_sandbox
+def test_each_assert_has_the_time_of_a_test_and_no_call_that_of_all():
+    reward = CodeReward(num_workers=1, timeout=0.9)
+    source = """
+import resource, time
+def f():
+    end = time.process_time() + 0.05
+    while time.process_time() < end:
+        pass
+    return resource.getrlimit(resource.RLIMIT_CPU)[0]
+"""
+    assert scores(reward, [(source, ["assert f() < 5"] * 32)]) == [1.0]
+
+
 SLEEPER = "import time\ntime.sleep(1000 + {})"
 
 
