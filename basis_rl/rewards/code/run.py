@@ -64,7 +64,7 @@ class Program:
     Args:
         sources: the code, or what may be it: the first that is Python then, or else the first.
         policy: what it may do for one test, beside reading itself and the interpreter. Its `file_bytes` bound the
-            output too.
+            output too, unless a larger one is expected.
         packages: whether it may import what is installed here besides the standard library and numpy.
         tolerance: see `same_output`.
         deadline: of all its tests, a time of ``time.monotonic``.
@@ -99,11 +99,12 @@ class Program:
             ended, verdict = _tried(lambda: self._check(case))
             right = verdict == "pass\n"
         elif case.kind == "stdin":
-            ended, printed = self._run([], case.given)
+            ended, printed = self._run([], case.given, case.expected)
             right = ended == "pass" and same_output(printed, case.expected, self.tolerance)
         else:
             request: dict[str, Any] = {"name": case.name, "args": [encode(value) for value in case.given], "kwargs": {}}
-            ended, printed = self._run([_HARNESS, "program", str(self.seconds)], json.dumps(request) + "\n")
+            command = [_HARNESS, "program", str(self.seconds)]
+            ended, printed = self._run(command, json.dumps(request) + "\n", case.expected)
             right = ended == "pass" and same_value(_answer(printed), case.expected, self.tolerance)
         if ended == "timeout" and time.monotonic() >= self.deadline:
             return "over budget"
@@ -124,13 +125,19 @@ class Program:
         _, printed = self._run([_HARNESS, "parse"], json.dumps(sources))
         return int(printed) if printed else 0
 
-    def _bounds(self, count: int = 1) -> Bounds:
+    def _bounds(self, count: int = 1, expected: Any = None) -> Bounds:
         # A loaded machine may give a third of its time to a test.
         seconds = min(3 * self.seconds * count + 3, self.deadline - time.monotonic())
-        return Bounds(seconds=seconds, output_bytes=self.policy.file_bytes, kept_bytes=self.policy.file_bytes)
+        most = self.policy.file_bytes
+        # Python does not write an integer of 4300 digits, nor what is nested deeply.
+        with contextlib.suppress(ValueError, RecursionError):
+            # More than the same value takes in UTF-8, or encoded.
+            most = max(most, 8 * len(repr(expected)))
+        return Bounds(seconds=seconds, output_bytes=most, kept_bytes=most)
 
-    def _run(self, script: Sequence[str], given: str) -> tuple[Verdict, str]:
-        return _tried(lambda: run(*self._python(script, self.path), given.encode(errors="replace"), self._bounds()))
+    def _run(self, script: Sequence[str], given: str, expected: Any = None) -> tuple[Verdict, str]:
+        read = given.encode(errors="replace")
+        return _tried(lambda: run(*self._python(script, self.path), read, self._bounds(expected=expected)))
 
     def _check(self, case: Case) -> Finished:
         """Tests in one process, the program in another; each one's output is the other one's input."""

@@ -383,6 +383,16 @@ def f():
     assert scores(reward, [(source, ["assert f() < 5"] * 32)]) == [1.0]
 
 
+@needs_sandbox
+def test_an_output_may_be_as_large_as_the_expected_one():
+    reward = CodeReward(num_workers=1, timeout=5)
+    lines = 2_200_000
+    call = {"fn_name": "f", "inputs": [[lines]], "outputs": ["1\n" * lines]}
+    rows = [(f"print('1\\n' * {lines})", {"inputs": [""], "outputs": ["1\n" * lines]}),
+            ("def f(n): return '1\\n' * n", call)]  # fmt: skip
+    assert scores(reward, rows) == [1.0, 1.0]
+
+
 SLEEPER = "import time\ntime.sleep(1000 + {})"
 
 
