@@ -2,6 +2,7 @@
 
 import json
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -391,6 +392,16 @@ def test_an_output_may_be_as_large_as_the_expected_one():
     rows = [(f"print('1\\n' * {lines})", {"inputs": [""], "outputs": ["1\n" * lines]}),
             ("def f(n): return '1\\n' * n", call)]  # fmt: skip
     assert scores(reward, rows) == [1.0, 1.0]
+
+
+@needs_sandbox
+def test_rollouts_of_a_problem_do_not_copy_its_tests(reward):
+    cell = json.dumps({"inputs": ["1 " * 500_000], "outputs": ["1"]})
+    tracemalloc.start()
+    assert reward([], ["no code"] * 32, solution=[cell] * 32) == [0.0] * 32
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * len(cell)
 
 
 SLEEPER = "import time\ntime.sleep(1000 + {})"
