@@ -502,4 +502,4 @@ def known_names(helpers: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    {"program": run_program, "tests": run_tests, "stub": run_stub, "parse": run_parse}[sys.argv[1]](*sys.argv[2:])
+    globals()[f"run_{sys.argv[1]}"](*sys.argv[2:])

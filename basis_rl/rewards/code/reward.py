@@ -24,8 +24,8 @@ _RULES = 5
 _OUTPUT_BYTES = 4 << 20
 
 _Scored = tuple[float | None, list[Verdict]]
-# The hash of a row, whose tests can be large, and the sources of a rollout.
-_Key = tuple[int | str, ...]
+# The hash of a row, whose tests can be large, and the program.
+_Key = tuple[int, str]
 
 
 class CodeReward(AfterThought):
@@ -127,7 +127,7 @@ class CodeReward(AfterThought):
         rows = list(zip(columns[self.column], names, prompts or [None] * len(completions), strict=True))
         cases = self._cases(rows)
         # The same program with the same tests is run once.
-        keys = [(hash(repr(row)), *code) for row, code in zip(rows, codes, strict=True)]
+        keys = [(hash(repr(row)), repr(code)) for row, code in zip(rows, codes, strict=True)]
         tasks = dict(zip(keys, zip(codes, cases, strict=True), strict=True))
         done: dict[_Key, _Scored] = {}
         end = math.inf if self.batch_timeout is None else time.monotonic() + self.batch_timeout
