@@ -24,7 +24,9 @@ def main() -> int:
     try:
         tree = ast.parse(source, NAME)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        scope = {"__name__": "__main__", "__builtins__": __builtins__}
+        # Not the module of this file: pickle looks for a program's classes there.
+        sys.modules["__main__"] = type(sys)("__main__")
+        scope = vars(sys.modules["__main__"])
         exec(compile(tree, NAME, "exec"), scope)
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), NAME, "eval"), scope)

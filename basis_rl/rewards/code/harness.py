@@ -2,8 +2,9 @@
 
 ``parse PATH`` says which of the sources in its standard input is a program.
 
-``program PATH`` runs the model's code. It reads ``{"name": ..., "args": [...], "kwargs": {...}}``, one a line, and
-answers ``{"value": ...}`` or ``{"error": name of an exception, "message": ...}``, and ends where it can answer neither.
+``program SECONDS PATH`` runs the model's code, with so much CPU time for each call. It reads
+``{"name": ..., "args": [...], "kwargs": {...}}``, one a line, and answers ``{"value": ...}``, ``{"items": [...]}`` for
+an iterator or ``{"error": name of an exception, "message": ...}``, and ends where it can answer none of them.
 Nothing there is trusted: the code may write whatever it likes to where the answers go. What it cannot know is what is
 expected, which is in another process.
 
@@ -23,13 +24,17 @@ import ast
 import builtins
 import cmath
 import json
+import math
 import os
 import re
+import resource
 import symtable
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FunctionType, SimpleNamespace
+from itertools import islice
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, TextIO
 
 # What the usual sites import for everybody: starter code names `List` without an import.
@@ -116,13 +121,25 @@ def channel() -> tuple[TextIO, TextIO]:
     return received, sent
 
 
-def run_program(path: str) -> None:
+def allow(seconds: float) -> None:
+    """From now until SIGXCPU: the tests of this process may have more time together than one of them has."""
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    # At the hard limit it would be SIGKILL.
+    resource.setrlimit(resource.RLIMIT_CPU, (min(math.ceil(time.process_time() + seconds), hard - 1), hard))
+
+
+def run_program(seconds: str, path: str) -> None:
     """Execute the code in a file, then answer calls of its functions, or of the methods of its ``Solution``."""
     asked, answers = channel()
-    namespace: dict[str, Any] = {"__name__": "candidate"}
-    exec(_PRELUDE, namespace)
+    # Where pickle and dataclasses look for its classes.
+    sys.modules["candidate"] = module = ModuleType("candidate")
+    namespace = vars(module)
+    # Not in its namespace, where they would answer for functions that it lacks.
+    vars(builtins).update((name, value) for name, value in known_names([]).items() if not name.startswith("_"))
+    allow(float(seconds))
     with open(path, encoding="utf-8") as file:
-        exec(compile(file.read(), "candidate.py", "exec"), namespace)
+        # Without the future import of this file.
+        exec(compile(file.read(), "candidate.py", "exec", dont_inherit=True), namespace)
     for line in asked:
         request = json.loads(line)
         owner, _, name = request["name"].rpartition(".")
@@ -131,14 +148,20 @@ def run_program(path: str) -> None:
         # Code without the function ends here: a KeyError as an answer could be what the tests expect.
         method = owner or (name not in namespace and "Solution" in namespace)
         function = getattr(namespace["Solution"](), name) if method else namespace[name]
+        allow(float(seconds))
         try:
             value = function(*args, **kwargs)
+            key = "items" if isinstance(value, Iterator) else "value"
+            value = list(islice(value, _MOST_ITEMS)) if key == "items" else value
         except BaseException as error:
-            # Of the candidate, and told to the tests.
-            answer = {"error": type(error).__name__, "message": str(error)[:1000]}
+            # Of the candidate, and told to the tests, which can raise Python's own only.
+            kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+            # The text of a KeyError is the repr of its key.
+            said = error.args[0] if isinstance(error, KeyError) and error.args else error
+            answer = {"error": kind, "message": str(said)[:1000]}
         else:
             # numpy is imported only if the program did so, which saves its time for the others.
-            answer = {"value": encode(value, sys.modules.get("numpy"))}
+            answer = {key: encode(value, sys.modules.get("numpy"))}
         answers.write(json.dumps(answer) + "\n")
 
 
@@ -159,12 +182,15 @@ def run_parse(path: str) -> None:
 
 # Attributes that a result can have: all types that travel.
 _ATTRIBUTES = {name for kind in (int, float, complex, str, bytes, list, tuple, set, dict) for name in dir(kind)}
+# Of an iterator that a call returns, which may have no end.
+_MOST_ITEMS = 1000
 # What tests call the file with the code under test.
 _OWN_MODULES = ("solution", "main", "submission")
 # Tests that name these look into the process of the code under test, share objects with it, or may run its results.
 _SHARED = frozenset(
     ("mock", "patch", "Mock", "MagicMock", "stdout", "stdin", "redirect_stdout", "ListNode", "TreeNode", "list_node",
-     "tree_node", "is_same_list", "is_same_tree", "eval", "exec", "open", "pickle", "marshal", "subprocess", "warns")
+     "tree_node", "is_same_list", "is_same_tree", "eval", "exec", "open", "pickle", "marshal", "subprocess", "warns",
+     "asyncio")
 )  # fmt: skip
 # Of a statement of the tests where there is no program, and not because they cannot be run here.
 _FAILURES = (
@@ -200,6 +226,11 @@ class Stub(dict[Any, Any]):
             encode(other, sys.modules.get("numpy"))
         return False
 
+    def _object(self, *_: object) -> Any:
+        raise Unsupported("the tests need more of a result than its value")
+
+    __call__ = __next__ = __enter__ = __exit__ = _object
+
 
 class Functions:
     """The module of the code under test, or an object of its class ``Solution``: functions by name."""
@@ -219,8 +250,9 @@ class Approx:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None) -> None:
+    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None, nan_ok: bool = False) -> None:
         self.expected = expected
+        self.nan_ok = nan_ok
         self.absolute = 1e-12 if abs is None else abs
         self.relative = rel if rel is not None else 1e-6 if abs is None else 0.0
 
@@ -234,24 +266,39 @@ class Approx:
         if isinstance(expected, (list, tuple)):
             same = isinstance(value, (list, tuple)) and len(value) == len(expected)
             return same and all(map(self._near, value, expected))
+        if self.nan_ok and expected != expected:
+            return bool(value != value)
         return value == expected or cmath.isclose(value, expected, rel_tol=self.relative, abs_tol=self.absolute)
 
 
-class Pytest:
-    """What most tests use of pytest; without the rest decorators fail, and so does ``pytest.fail``."""
+class Partial(SimpleNamespace):
+    """What most tests use of an object of pytest; the rest is not there."""
+
+    def __getattr__(self, name: str) -> Any:
+        # `pytest.fail` only has to fail.
+        if name.startswith("__") or name == "fail":
+            raise AttributeError(name)
+        raise Unsupported(f"the tests use '{name}' of pytest")
+
+
+class Pytest(Partial):
+    """The module."""
 
     approx = Approx
 
     @staticmethod
     @contextmanager
-    def raises(expected: Any, match: str = "") -> Iterator[Any]:
+    def raises(expected: Any, match: str | None = None) -> Iterator[Any]:
         """An exception is raised in this context."""
-        caught = SimpleNamespace(type=expected, value=None)
+        kinds = expected if isinstance(expected, tuple) else (expected,)
+        if any(type(exception(kind.__name__, "")) is not kind for kind in kinds):
+            raise Unsupported("no call raises this exception here")
+        caught = Partial(type=expected, value=None)
         try:
             yield caught
         except expected as error:
             caught.value = error
-        if caught.value is None or not re.search(match, str(caught.value)):
+        if caught.value is None or not re.search(match or "", str(caught.value)):
             raise AssertionError("nothing was raised, or something else")
 
 
@@ -320,7 +367,7 @@ def run_tests(path: str) -> None:
             requests.write(json.dumps(request) + "\n")
             answer = json.loads(answers.readline())
             if "error" not in answer:
-                return decode(answer["value"])
+                return iter(decode(answer["items"])) if "items" in answer else decode(answer["value"])
             raised = exception(str(answer["error"]), str(answer.get("message", "")))
         except Exception as error:
             raise Unsupported(type(error).__name__) from None
@@ -431,7 +478,8 @@ def run_source(tests: dict[str, Any], ask: Callable[[Any], Any], change: ast.Nod
     sys.modules.update(modules)
     namespace = {name: known[name] if name in theirs else program(name) for name in unbound}
     namespace.update(__name__="tests", __file__="tests.py", may_fail=suppress(*_FAILURES), used=used)
-    exec(compile(ast.fix_missing_locations(change.visit(tree) if change else tree), "tests.py", "exec"), namespace)
+    tree = ast.fix_missing_locations(change.visit(tree) if change else tree)
+    exec(compile(tree, "tests.py", "exec", dont_inherit=True), namespace)
     if entry and "check" in namespace:
         # LeetCode's entry point is Solution().name, and a request names it Solution.name.
         namespace["check"](program(tests["name"].replace("()", "")))
@@ -454,4 +502,4 @@ def known_names(helpers: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    {"program": run_program, "tests": run_tests, "stub": run_stub, "parse": run_parse}[sys.argv[1]](sys.argv[2])
+    globals()[f"run_{sys.argv[1]}"](*sys.argv[2:])

@@ -20,10 +20,12 @@ from basis_rl.rewards.workers.calls import trl_signature
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.sandbox import Policy, isolation
 
-_RULES = 4
+_RULES = 5
 _OUTPUT_BYTES = 4 << 20
 
 _Scored = tuple[float | None, list[Verdict]]
+# The hash of a row, whose tests can be large, and the program.
+_Key = tuple[int, str]
 
 
 class CodeReward(AfterThought):
@@ -125,9 +127,9 @@ class CodeReward(AfterThought):
         rows = list(zip(columns[self.column], names, prompts or [None] * len(completions), strict=True))
         cases = self._cases(rows)
         # The same program with the same tests is run once.
-        keys = list(map(repr, zip(codes, rows, strict=True)))
+        keys = [(hash(repr(row)), repr(code)) for row, code in zip(rows, codes, strict=True)]
         tasks = dict(zip(keys, zip(codes, cases, strict=True), strict=True))
-        done: dict[str, _Scored] = {}
+        done: dict[_Key, _Scored] = {}
         end = math.inf if self.batch_timeout is None else time.monotonic() + self.batch_timeout
         with ThreadPoolExecutor(self.num_workers) as threads:
             # What a rollout uses up is not another's time: it has an equal share of what is left when it begins. Those
@@ -136,7 +138,7 @@ class CodeReward(AfterThought):
                 left = [key for key in tasks if key not in done or "over budget" in done[key][1]]
                 begun = itertools.count()
 
-                def scored(key: str, begun: Iterator[int] = begun, count: int = len(left)) -> _Scored:
+                def scored(key: _Key, begun: Iterator[int] = begun, count: int = len(left)) -> _Scored:
                     share = self.num_workers / max(self.num_workers, count - next(begun))
                     return self._score(share * (end - time.monotonic()), *tasks[key])
 
@@ -175,13 +177,14 @@ class CodeReward(AfterThought):
     def _cases(self, rows: list[tuple[Any, ...]]) -> list[list[Case]]:
         """The tests of each row (`parse_tests` takes it); none where code cannot be scored by them, tried out once."""
         keys = [hash(repr(row)) for row in rows]
-        chosen = [choose_cases(parse_tests(*row), self.max_tests) for row in rows]
-        cases = chosen if self.partial else list(map(joined, chosen))
-        asserts = {key: found for key, found in zip(keys, cases, strict=True) if found and found[0].kind == "assert"}
-        untried = {key: asserts[key] for key in asserts if key not in self._fit}
+        cases: dict[int, list[Case]] = {}
+        for key, row in dict(zip(keys, rows, strict=True)).items():
+            chosen = choose_cases(parse_tests(*row), self.max_tests)
+            cases[key] = chosen if self.partial else joined(chosen)
+        untried = {k: found for k, found in cases.items() if found and found[0].kind == "assert" and k not in self._fit}
         with self._program([""]) as nothing:
             self._fit.update(zip(untried, nothing.score_nothing(list(untried.values())), strict=True))
-        return [found if self._fit.get(key, True) else [] for key, found in zip(keys, cases, strict=True)]
+        return [cases[key] if self._fit.get(key, True) else [] for key in keys]
 
     def _score(self, seconds: float, code: list[str], cases: list[Case]) -> _Scored:
         if not cases:

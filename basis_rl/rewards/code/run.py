@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -30,6 +30,7 @@ _START = str(Path(__file__).with_name("start.py"))
 _HARNESS = str(Path(__file__).with_name("harness.py"))
 # Whose tests one process runs where there is no program.
 _ROWS = 64
+_ATTEMPTS = 3
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/localtime",
            "/usr/share/zoneinfo")  # fmt: skip
 
@@ -63,7 +64,7 @@ class Program:
     Args:
         sources: the code, or what may be it: the first that is Python then, or else the first.
         policy: what it may do for one test, beside reading itself and the interpreter. Its `file_bytes` bound the
-            output too.
+            output too, unless a larger one is expected.
         packages: whether it may import what is installed here besides the standard library and numpy.
         tolerance: see `same_output`.
         deadline: of all its tests, a time of ``time.monotonic``.
@@ -72,7 +73,9 @@ class Program:
     def __init__(
         self, sources: Sequence[str], policy: Policy, packages: bool, tolerance: float, deadline: float = math.inf
     ) -> None:
+        assert policy.cpu_seconds is not None
         self.policy = policy
+        self.seconds = policy.cpu_seconds
         self.packages = packages
         self.tolerance = tolerance
         self.deadline = deadline
@@ -93,14 +96,15 @@ class Program:
         if time.monotonic() >= self.deadline:
             return "over budget"
         if case.kind == "assert":
-            ended = self._check(case)
-            right = True
+            ended, verdict = _tried(lambda: self._check(case))
+            right = verdict == "pass\n"
         elif case.kind == "stdin":
-            ended, printed = self._run([], case.given)
+            ended, printed = self._run([], case.given, case.expected)
             right = ended == "pass" and same_output(printed, case.expected, self.tolerance)
         else:
             request: dict[str, Any] = {"name": case.name, "args": [encode(value) for value in case.given], "kwargs": {}}
-            ended, printed = self._run([_HARNESS, "program"], json.dumps(request) + "\n")
+            command = [_HARNESS, "program", str(self.seconds)]
+            ended, printed = self._run(command, json.dumps(request) + "\n", case.expected)
             right = ended == "pass" and same_value(_answer(printed), case.expected, self.tolerance)
         if ended == "timeout" and time.monotonic() >= self.deadline:
             return "over budget"
@@ -121,17 +125,21 @@ class Program:
         _, printed = self._run([_HARNESS, "parse"], json.dumps(sources))
         return int(printed) if printed else 0
 
-    def _bounds(self) -> Bounds:
-        assert self.policy.cpu_seconds is not None
+    def _bounds(self, count: int = 1, expected: Any = None) -> Bounds:
         # A loaded machine may give a third of its time to a test.
-        seconds = min(3 * self.policy.cpu_seconds + 3, self.deadline - time.monotonic())
-        return Bounds(seconds=seconds, output_bytes=self.policy.file_bytes, kept_bytes=self.policy.file_bytes)
+        seconds = min(3 * self.seconds * count + 3, self.deadline - time.monotonic())
+        most = self.policy.file_bytes
+        # Python does not write an integer of 4300 digits, nor what is nested deeply.
+        with contextlib.suppress(ValueError, RecursionError):
+            # More than the same value takes in UTF-8, or encoded.
+            most = max(most, 8 * len(repr(expected)))
+        return Bounds(seconds=seconds, output_bytes=most, kept_bytes=most)
 
-    def _run(self, script: Sequence[str], given: str) -> tuple[Verdict, str]:
-        finished = run(*self._python(script, self.path), given.encode(errors="replace"), self._bounds())
-        return _verdict(finished), finished.head.decode(errors="replace")
+    def _run(self, script: Sequence[str], given: str, expected: Any = None) -> tuple[Verdict, str]:
+        read = given.encode(errors="replace")
+        return _tried(lambda: run(*self._python(script, self.path), read, self._bounds(expected=expected)))
 
-    def _check(self, case: Case) -> Verdict:
+    def _check(self, case: Case) -> Finished:
         """Tests in one process, the program in another; each one's output is the other one's input."""
         with tempfile.TemporaryDirectory(prefix="basis-rl-tests-") as folder, contextlib.ExitStack() as at_the_end:
             path = Path(folder) / "tests.json"
@@ -139,26 +147,43 @@ class Program:
             to_tests, answers = os.pipe()
             to_program, requests = os.pipe()
             try:
-                command = self._python([_HARNESS, "program"], self.path)
-                at_the_end.callback(end, start(*command, to_program, answers))
-                command = self._python([_HARNESS, "tests"], path)
+                command = self._python([_HARNESS, "program", str(self.seconds)], self.path, case.count)
+                program = start(*command, to_program, answers)
+                at_the_end.callback(end, program)
+                command = self._python([_HARNESS, "tests"], path, case.count)
                 tester = start(*command, to_tests, requests, subprocess.PIPE)
             finally:
                 for descriptor in (to_tests, answers, to_program, requests):
                     os.close(descriptor)
             assert tester.stderr is not None
-            finished = follow(tester, tester.stderr, self._bounds())
-        if finished.head == b"pass\n":
-            return "pass"
-        ended = _verdict(finished)
-        return "fail" if ended == "pass" else ended
+            finished = follow(tester, tester.stderr, self._bounds(case.count))
+            if finished.head == b"pass\n":
+                return replace(finished, how="exited", returncode=0)
+            if finished.how == "exited" and finished.returncode == 0:
+                # The program may have ended before: how it did tells a lack of time or of a sandbox from a failure.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return replace(finished, returncode=program.wait(1.0))
+            return finished
 
-    def _python(self, script: Sequence[str], own: Path) -> tuple[list[str], Policy]:
+    def _python(self, script: Sequence[str], own: Path, count: int = 1) -> tuple[list[str], Policy]:
         """The command and its policy; `own` alone it may read: the tests are not the program's, nor it theirs."""
         command, readable = python(self.packages)
         packages = () if self.packages else numpy()
-        policy = replace(self.policy, readable=(*readable, *packages, str(own)))
+        readable = (*readable, *packages, str(own))
+        policy = replace(self.policy, cpu_seconds=self.seconds * count, readable=readable)
         return [*command, _START, ":".join(packages), *script, str(own)], policy
+
+
+def _tried(once: Callable[[], Finished]) -> tuple[Verdict, str]:
+    """How a process ends and what it writes. It is tried again where the system lacks what a sandbox needs to start."""
+    for attempt in range(_ATTEMPTS):
+        time.sleep(attempt / 4)
+        with contextlib.suppress(OSError):
+            finished = once()
+            ended = _verdict(finished)
+            if ended != "no sandbox":
+                return ended, finished.head.decode(errors="replace")
+    return "no sandbox", ""
 
 
 def _verdict(finished: Finished) -> Verdict:

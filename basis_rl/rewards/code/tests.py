@@ -33,6 +33,7 @@ class Case:
         expected: see `kind`.
         name: of the function.
         helpers: functions in the row's prompt, which tests of kind ``assert`` may use.
+        count: tests that it stands for (`joined`), each of which has its time.
     """
 
     kind: Literal["stdin", "call", "assert"]
@@ -40,6 +41,7 @@ class Case:
     expected: Any = None
     name: str | None = None
     helpers: tuple[str, ...] = ()
+    count: int = 1
 
 
 def parse_tests(cell: Any, fn_name: str | None = None, prompt: Any = None) -> list[Case]:
@@ -126,16 +128,16 @@ def _case(item: Mapping[str, Any], name: str | None) -> Case:
     if not name or kind in _STDIN:
         return Case("stdin", _text(item["input"]), _text(item["output"]))
     given = item["input"]
-    # One JSON value a line.
+    expected = item["output"]
+    # As text, one JSON value a line and one for the result; beside other input a text is a result as it is.
     if isinstance(given, str):
+        if isinstance(expected, str):
+            with contextlib.suppress(ValueError):
+                expected = json.loads(expected)
         try:
             given = [json.loads(line) for line in given.split("\n") if line.strip()]
         except ValueError:
             given = [given]
-    expected = item["output"]
-    if isinstance(expected, str):
-        with contextlib.suppress(ValueError):
-            expected = json.loads(expected)
     return Case("call", given if isinstance(given, list) else [given], expected, str(name))
 
 
@@ -160,7 +162,8 @@ def _function_name(where: Any) -> str | None:
 def joined(cases: Sequence[Case]) -> list[Case]:
     """One case for all of them, where all are statements."""
     if all(case.kind == "assert" and case.name is None and not _TEST_SOURCE.search(case.given) for case in cases):
-        return [replace(case, given="\n".join(case.given for case in cases)) for case in cases[:1]]
+        given = "\n".join(case.given for case in cases)
+        return [replace(case, given=given, count=len(cases)) for case in cases[:1]]
     return list(cases)
 
 

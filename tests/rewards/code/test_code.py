@@ -2,6 +2,7 @@
 
 import json
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from basis_rl.rewards.code.harness import Approx, Unsupported, decode, encode
 from basis_rl.rewards.code.tests import Case, _near, choose_cases, parse_tests, same_output, same_value
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.sandbox import Isolation, isolation
+from basis_rl.sandbox import run as sandbox_run
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -57,6 +59,8 @@ def test_right_programs_pass_in_every_form_of_tests(reward):
          ["try:\n    add(1, 2)\nexcept ValueError:\n    pass\nelse:\n    assert 0"]),
         ("def swap(t, s, d):\n    return {'t': (t[1], t[0]), 's': s, 1: d[2 ** 100]}",
          ["assert swap((1, 2), {3}, {2 ** 100: b'x'}) == {'t': (2, 1), 's': {3}, 1: b'x'}"]),
+        ("def up(n):\n    yield from range(n)", ["assert list(up(3)) == [0, 1, 2]"]),
+        ("def up(n):\n    while True:\n        yield n", ["assert list(zip(up(3), 'ab')) == [(3, 'a'), (3, 'b')]"]),
     ]  # fmt: skip
     assert scores(reward, programs) == [1.0] * len(programs)
 
@@ -142,6 +146,25 @@ def test_a_sandbox_that_breaks_down_ends_the_run(monkeypatch):
         CodeReward()
 
 
+@needs_sandbox
+@pytest.mark.parametrize("tests", [ADD_CALL, ADD_ASSERT], ids=["call", "assert"])
+@pytest.mark.parametrize("error", [None, BlockingIOError("no process")], ids=["no command", "no process"])
+def test_a_sandbox_that_starts_at_the_second_attempt_is_no_fault_of_the_program(reward, tests, error, monkeypatch):
+    reward.check_golds([tests])
+    calls = []
+
+    def start(command, *rest, begin=sandbox_run.start):
+        calls.append(command)
+        if len(calls) == 1 and error is not None:
+            raise error
+        return begin(["/no/such"] if len(calls) == 1 else command, *rest)
+
+    for module in (sandbox_run, code_run):
+        monkeypatch.setattr(module, "start", start)
+    assert scores(reward, [("def add(a, b):\n    return a + b", tests)]) == [1.0]
+    assert len(calls) > 2
+
+
 def test_a_machine_without_isolation_is_refused(monkeypatch):
     monkeypatch.setattr(code_reward, "isolation", lambda: Isolation(["rlimits"]))
     with pytest.raises(ValueError, match=r"cannot shut in what a model writes.*allow_unsafe"):
@@ -189,6 +212,16 @@ def test_forms_that_are_scored(reward, form):
     )
     right = method if "Solution" in json.dumps(tests) else ADD
     assert scores(reward, [(right, tests), (right.replace("+", "-"), tests), ("x = 1", tests)]) == [1.0, 0.0, 0.0]
+
+
+@needs_sandbox
+def test_an_exception_arrives_as_the_kind_of_pythons_own_that_it_is(reward):
+    raised = "import pytest\ndef test_f():\n    with pytest.raises(ValueError):\n        f('{')\n"
+    caught = ["try:\n    f(0)\nexcept ValueError as error:\n    assert str(error) == 'no'\nelse:\n    assert 0"]
+    key = ["try:\n    f('k')\nexcept KeyError as error:\n    assert str(error) == \"'k'\"\nelse:\n    assert 0"]
+    own = "class Bad(ValueError): pass\ndef f(x): raise Bad('no')"
+    rows = [("import json\ndef f(x): return json.loads(x)", raised), (own, caught), ("def f(x): return {}[x]", key)]
+    assert scores(reward, rows) == [1.0] * len(rows)
 
 
 UNFIT = CASES["unfit"]
@@ -253,8 +286,12 @@ def test_a_function_that_a_prompt_only_begins_is_no_helper(reward, end):
 def test_a_name_that_a_test_could_have_is_a_function_too(reward):
     rows = [("def test_even(x): return x % 2 == 0", ["assert test_even(2)", "assert not test_even(3)"]),
             ("def test_even(x): return True", ["assert test_even(2)", "assert not test_even(3)"]),
-            ("def comb(n, k): return 6", ["assert comb(4, 2) == 6"])]  # fmt: skip
-    assert scores(reward, rows) == [1.0, 0.0, 1.0]
+            ("def comb(n, k): return 6", ["assert comb(4, 2) == 6"]),
+            ("class Solution:\n    def gcd(self, a, b): return 3", ["assert gcd(12, 14) == 3"]),
+            ("from math import gcd", ["assert gcd(12, 14) == 2"]),
+            ("def len(x): return 6\ndef floor(x): return len(x)", ["assert floor(4) == 6"]),
+            ("x = 1", ["assert gcd(12, 14) == 2"])]  # fmt: skip
+    assert scores(reward, rows) == [1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0]
 
 
 @needs_sandbox
@@ -314,6 +351,59 @@ def test_a_program_is_the_main_module(reward):
     assert scores(reward, [(source, {"inputs": [""], "outputs": ["3 1 True"]})]) == [1.0]
 
 
+@needs_sandbox
+def test_the_functions_of_a_program_are_those_of_a_module(reward):
+    point = "from dataclasses import dataclass\nimport pickle\n@dataclass\nclass P:\n    x: int\n"
+    value = f"{point}def add(a, b):\n    return P(a + b).x"
+    copied = f"{point}def add(a, b):\n    return pickle.loads(pickle.dumps(P(a + b))).x"
+    of_tests = "from dataclasses import dataclass\n@dataclass\nclass Q:\n    x: int\nassert add(1, Q(2).x) == 3"
+    rows = [(value, ADD_CALL), (value, ADD_ASSERT), (copied, ADD_ASSERT), (value, [of_tests])]
+    assert scores(reward, rows) == [1.0] * len(rows)
+
+
+@needs_sandbox
+def test_a_program_without_time_left_under_asserts_is_a_timeout(reward):
+    # The signal that ends an endless loop, which on a busy machine the clock may end before.
+    source = "import signal\ndef add(a, b): signal.raise_signal(signal.SIGXCPU)"
+    logged = {}
+    assert reward([], [fenced(source)], solution=[ADD_ASSERT], log_metric=logged.__setitem__) == [0.0]
+    assert logged["reward/code/timeout"] == 1.0
+
+
+@needs_sandbox
+def test_each_assert_has_the_time_of_a_test_and_no_call_that_of_all():
+    reward = CodeReward(num_workers=1, timeout=0.9)
+    source = """
+import resource, time
+def f():
+    end = time.process_time() + 0.05
+    while time.process_time() < end:
+        pass
+    return resource.getrlimit(resource.RLIMIT_CPU)[0]
+"""
+    assert scores(reward, [(source, ["assert f() < 5"] * 32)]) == [1.0]
+
+
+@needs_sandbox
+def test_an_output_may_be_as_large_as_the_expected_one():
+    reward = CodeReward(num_workers=1, timeout=5)
+    lines = 2_200_000
+    call = {"fn_name": "f", "inputs": [[lines]], "outputs": ["1\n" * lines]}
+    rows = [(f"print('1\\n' * {lines})", {"inputs": [""], "outputs": ["1\n" * lines]}),
+            ("def f(n): return '1\\n' * n", call)]  # fmt: skip
+    assert scores(reward, rows) == [1.0, 1.0]
+
+
+@needs_sandbox
+def test_rollouts_of_a_problem_do_not_copy_its_tests(reward):
+    cell = json.dumps({"inputs": ["1 " * 500_000], "outputs": ["1"]})
+    tracemalloc.start()
+    assert reward([], ["no code"] * 32, solution=[cell] * 32) == [0.0] * 32
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * len(cell)
+
+
 SLEEPER = "import time\ntime.sleep(1000 + {})"
 
 
@@ -364,6 +454,9 @@ def test_forms_of_tests():
     assert parse_tests(wrapped) == [Case("call", [1], "5", "f"), Case("call", [2], [6], "f")]
     assert [case.expected for case in parse_tests({**wrapped, "outputs": [[5], [6, 7]]})] == [[5], [6, 7]]
     assert parse_tests([{"fn_name": "f", "input": "1", "output": "[5]"}]) == [Case("call", [1], [5], "f")]
+    # A text is JSON only where the input is one, too.
+    texts = {"fn_name": "s", "inputs": [["1", "2"]], "outputs": ["3"]}
+    assert parse_tests(texts) == [Case("call", ["1", "2"], "3", "s")]
     functional = [{"input": "1", "output": "2", "testtype": "functional"}]
     assert parse_tests([{**functional[0], "metadata": {"func_name": "f"}}]) == called
     assert parse_tests(functional, '{"func_name": "f"}') == called
