@@ -182,21 +182,18 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def draw(runs: list[dict[str, Any]], path: Path) -> None:
-    """Accuracy over rollouts, a line for each run at the rate of its row's counted ones: counted runs from the start,
-    those that chose the rate, which are measured at their end alone, dashed."""
-    rates = {run["row"]: run["learning_rate"] for run in runs if run["seed"] not in TUNING}
+    """Accuracy over rollouts of the counted runs: the median over the seeds of a row, and a band of all of them."""
     with panels(path, 1, 1, width=6.6, height=4.0) as (axis,):
-        for index, row in enumerate(row for row in SHOWN if row in rates):
-            look = style(index)
-            group = [run for run in runs if (run["row"], run["learning_rate"]) == (row, rates[row])]
-            first = next(run for run in group if run["seed"] not in TUNING)
-            for run in group:
-                is_tuning = run["seed"] in TUNING
-                label = f"{SHOWN[row]} ({rates[row]:g})" if run is first else None
-                shown = slice(-LAST, None) if is_tuning else slice(None)
-                rollouts = ROLLOUTS * np.array(run["step"])[shown]
-                line = {**look, "linestyle": "--" if is_tuning else "-"}
-                axis.plot(rollouts, 100 * np.array(run["accuracy"])[shown], label=label, **line)
+        for index, row in enumerate(SHOWN):
+            group = [run for run in runs if run["row"] == row and run["seed"] not in TUNING]
+            if group:
+                accuracies = 100 * np.array([run["accuracy"] for run in group])
+                rollouts = ROLLOUTS * np.array(group[0]["step"])
+                label = f"{SHOWN[row]} ({group[0]['learning_rate']:g})"
+                axis.plot(rollouts, np.median(accuracies, axis=0), label=label, **style(index))
+                axis.fill_between(
+                    rollouts, accuracies.min(axis=0), accuracies.max(axis=0), color=style(index)["color"], alpha=0.15
+                )
         title(axis, "", "rollouts", "greedy accuracy on held-out problems, %")
         axis.set_ylim(bottom=0)
         axis.legend(frameon=False, loc="lower right")
