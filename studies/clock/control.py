@@ -23,7 +23,7 @@ import json
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, mode
 from typing import Any
 
 import numpy as np
@@ -185,11 +185,14 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
     """Accuracy over rollouts of the counted runs: the median over the seeds of a row, and a band of all of them."""
     with panels(path, 1, 1, width=6.6, height=4.0) as (axis,):
         for index, row in enumerate(SHOWN):
-            group = [run for run in runs if run["row"] == row and run["seed"] not in TUNING]
-            if group:
+            counted = [run for run in runs if run["row"] == row and run["seed"] not in TUNING]
+            if counted:
+                # Some may be at another rate than the row's (`--rate`).
+                rate = mode(run["learning_rate"] for run in counted)
+                group = [run for run in counted if run["learning_rate"] == rate]
                 accuracies = 100 * np.array([run["accuracy"] for run in group])
                 rollouts = ROLLOUTS * np.array(group[0]["step"])
-                label = f"{SHOWN[row]} ({group[0]['learning_rate']:g})"
+                label = f"{SHOWN[row]} ({rate:g})"
                 axis.plot(rollouts, np.median(accuracies, axis=0), label=label, **style(index))
                 axis.fill_between(
                     rollouts, accuracies.min(axis=0), accuracies.max(axis=0), color=style(index)["color"], alpha=0.15
