@@ -13,8 +13,6 @@ ESTIMATOR is ``NAME`` or ``NAME={PARAMETERS AS JSON}``; NAME is a registered bas
 the true value. The first 32 rollouts of each problem are logged in full: reward, tokens, log-probabilities, energies,
 and the gradient of the rollout's log-probability in all weights, each weight divided by the root mean square of its
 gradient (as Adam's steps are), in 64 random projections: weights get random signs and are summed in turn.
-``yardstick_start.npz`` and ``yardstick_160.npz`` hold the same of the policy before training and after 160 further
-steps (`studies.clock.long`).
 
 **A score.** The logged rollouts come in batches of 64: each problem once, or 32, 16 or 8 problems with 2, 4 or 8
 rollouts each. The policy stays as it is, so a belief sees each problem 32 times at one rollout and 4 times at eight.
