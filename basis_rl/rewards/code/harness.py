@@ -502,4 +502,10 @@ def known_names(helpers: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    globals()[f"run_{sys.argv[1]}"](*sys.argv[2:])
+    modes: dict[str, Callable[..., None]] = {
+        "program": run_program,
+        "tests": run_tests,
+        "stub": run_stub,
+        "parse": run_parse,
+    }
+    modes[sys.argv[1]](*sys.argv[2:])
