@@ -3,7 +3,8 @@
     python -m studies.yardstick [ESTIMATOR ...] [--group 1 2 4 8] [--permutations 8] [--chosen]
         [--offset X] [--data FILE]
     python -m studies.yardstick --by_rate FILE [FILE ...]
-    python -m studies.yardstick --make MODEL [--problems 64] [--rewards 256] [--logged 32]
+    python -m studies.yardstick --make MODEL --data FILE [--task sums] [--bf16] [--problems 64] [--rewards 256]
+        [--logged 32]
 
 ESTIMATOR is ``NAME`` or ``NAME={PARAMETERS AS JSON}``; NAME is a registered baseline or ``module:Class`` of your own, a
 `basis_rl.baselines.Baseline`. Without any, those of `ROWS`. A minute on one core, no model needed.
@@ -58,9 +59,8 @@ from basis_rl.text import markdown_table
 from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values.table import ValueTable
 from benchmarks.common import one_thread
-from examples.smollm2 import problems as arithmetic
 from studies.drawing import panels, style, title
-from studies.least.variance import Rollouts, drawn, loaded, log_probs, measure_energies
+from studies.least.variance import Rollouts, drawn, loaded, log_probs, measure_energies, problems_and_reward
 from studies.runs import RESULTS, placed, save_table, study_parser
 
 BATCH, SKETCH, TABLE, CHOSEN = 64, 64, 8, 8
@@ -122,11 +122,12 @@ def sketched(model: Any, rollouts: Rollouts, squares: dict[str, Tensor]) -> Tens
     return found
 
 
-def make(folder: Path, problems: int, rewards: int, logged: int, path: Path) -> None:
+def make(options: argparse.Namespace) -> None:
     """Sample, measure and write the data set."""
     torch.manual_seed(0)
-    model, tokenizer = loaded(folder, torch.bfloat16)
-    every = drawn(model, tokenizer, "smollm2", problems, rewards)
+    problems, rewards, logged, path = options.problems, options.rewards, options.logged, options.data
+    model, tokenizer = loaded(options.make, torch.bfloat16 if options.bf16 else torch.float32)
+    every = drawn(model, tokenizer, options.task, problems, rewards)
     rows = (torch.arange(problems)[:, None] * rewards + torch.arange(logged)).flatten()
     nothing = torch.zeros(len(rows), every.mask.shape[1])
     kept = Rollouts(
@@ -145,7 +146,9 @@ def make(folder: Path, problems: int, rewards: int, logged: int, path: Path) -> 
         "gradient_energies": kept.energies.float(),
         "gradients": sketched(model, kept, squares).half(),
     }
+    prompts = problems_and_reward(options.task, problems)[0]
     arrays: dict[str, Any] = {name: each.numpy() for name, each in small.items()}
+    arrays["texts"] = np.array([prompt[-1]["content"] for prompt in prompts])
     np.savez_compressed(path, **arrays)
     print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
 
@@ -156,12 +159,12 @@ class Data:
     def __init__(self, path: Path, offset: float = 0.0) -> None:
         self.offset = offset
         with np.load(path) as file:
-            found = {name: torch.from_numpy(file[name]) for name in file.files}
+            found = {name: torch.from_numpy(file[name]) for name in file.files if name != "texts"}
+            self.texts = file["texts"].tolist()
         self.problems, self.all = found["rewards"].shape
         self.logged = len(found["tokens"]) // self.problems
         first, rest = found["rewards"].float().split([self.logged, self.all - self.logged], dim=1)
         self.rewards = first.flatten() + offset
-        self.texts = [row["prompt"] for row in arithmetic.rows(1800)[400 : 400 + self.problems]]
         # A table of reference rollouts, for those that need one; the true value knows nothing of its rollouts.
         table, rest = rest.split([TABLE, rest.shape[1] - TABLE], dim=1)
         self.table = ValueTable.from_rewards({str(i): row.tolist() for i, row in enumerate(table + offset)})
@@ -357,6 +360,8 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--offset", type=float, default=0.0, help="is added to each reward")
     parser.add_argument("--by_rate", type=Path, nargs="+", metavar="FILE", help="plot the power over the success rate")
     parser.add_argument("--make", type=Path, metavar="MODEL", help="make the data set with this model")
+    parser.add_argument("--task", choices=("smollm2", "sums"), default="smollm2", help="problems of --make")
+    parser.add_argument("--bf16", action="store_true", help="--make on processors that have it")
     for name, default in (("problems", 64), ("rewards", 256), ("logged", 32)):
         parser.add_argument(f"--{name}", type=int, default=default, help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, default=FILE, help=f"the data set ({FILE.name})")
@@ -371,7 +376,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
         draw(rows, options.results / "yardstick_by_rate.png")
         return rows
     if options.make:
-        make(options.make, options.problems, options.rewards, options.logged, options.data)
+        make(options)
     names = options.estimators or list(ROWS)
     data = Data(options.data, options.offset)
     rows = scores(names, options.group, options.permutations, data, options.chosen)

@@ -1,6 +1,6 @@
 """Does it train better to aim at the least variance of the gradient instead of at the value?
 
-    python -m studies.least.training [--part tune | judge] [--worker 0/2] [--report] [--quick]
+    python -m studies.least.training [--part tune | judge] [--mostly] [--worker 0/2] [--report] [--quick]
 
 The quickstart's policy and problems, one warm start for each seed, 64 rollouts per step (64 prompts x 1, or 8 x 8),
 one update per step, objective ``grpo``, a constant learning rate and no KL. The rewards are 0 and 1; or -1 and 1; or 0
@@ -12,8 +12,11 @@ Every row is judged at its own best of four rates, after 80 and after 400 steps.
 runs of the first part). Measured on 300 held-out problems, eight rollouts each at temperature 1: accuracy and pass@8;
 and the entropy of the policy's tokens over the last steps.
 
+``--mostly`` asks the same of a policy that begins by solving most problems: the warm start ends at 70 %, a run has 200
+steps, measured every 20, and the report has the rollouts and processor seconds to 85 %, too (`MOSTLY`).
+
 A run that is in the output folder (``runs/least_training``) is not repeated. Several workers share the runs, each with
-one thread. Results: ``studies/results/least_training.json``.
+one thread. Results: ``studies/results/least_training.json``, ``least_training_mostly.json``.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -43,20 +47,32 @@ from studies.runs import Planned, kept_runs, placed, read_table, save_table, stu
 from studies.small_policy import TOKENS, trainer_for
 from studies.training import RECIPE, Measured, measured_training, quickstart_model
 
-# A row: baseline, its parameters, rollouts per prompt.
-ROWS: dict[str, tuple[str, dict[str, Any], int]] = {
-    "none": ("none", {}, 1),
-    "batch_mean": ("batch_mean", {}, 1),
-    "basis_history": ("basis_history", {"target": "value"}, 1),
-    "batch_mean, optimal": ("batch_mean", {"target": "optimal"}, 1),
-    "basis_history, optimal": ("basis_history", {"target": "optimal"}, 1),
-    "basis_history, optimal_token": ("basis_history", {"target": "optimal_token"}, 1),
-    "rloo, G = 8": ("rloo", {}, 8),
+# A row: baseline, its parameters, rollouts per prompt, sampler.
+ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
+    "none": ("none", {}, 1, "uniform"),
+    "batch_mean": ("batch_mean", {}, 1, "uniform"),
+    "basis_history": ("basis_history", {"target": "value"}, 1, "uniform"),
+    "batch_mean, optimal": ("batch_mean", {"target": "optimal"}, 1, "uniform"),
+    "basis_history, optimal": ("basis_history", {"target": "optimal"}, 1, "uniform"),
+    "basis_history, optimal_token": ("basis_history", {"target": "optimal_token"}, 1, "uniform"),
+    "basis_history, text, frontier": ("basis_history", {"prior": "text"}, 1, "frontier"),
+    "rloo, G = 8": ("rloo", {}, 8, "uniform"),
+    "grpo, G = 8": ("grpo", {}, 8, "uniform"),
 }
 # What a wrong and a right rollout get, and what is added for the form.
 REWARDS = {"0/1": (0.0, 1.0, 0.0), "-1/+1": (-1.0, 1.0, 0.0), "0/1 + form": (0.0, 1.0, 0.2)}
 # The rows of each kind of reward.
-RUN = {"0/1": tuple(ROWS), "-1/+1": ("none", "basis_history, optimal"), "0/1 + form": tuple(ROWS)}
+SEVEN = tuple(row for row in ROWS if row not in ("basis_history, text, frontier", "grpo, G = 8"))
+RUN = {"0/1": SEVEN, "-1/+1": ("none", "basis_history, optimal"), "0/1 + form": SEVEN}
+# With --mostly.
+MOSTLY = {
+    "0/1": (
+        "none", "batch_mean", "batch_mean, optimal", "basis_history, optimal", "basis_history, text, frontier",
+        "grpo, G = 8",
+    ),
+    "-1/+1": ("none",),
+}  # fmt: skip
+LEVEL = 0.85
 RATES = [3e-5, 1e-4, 3e-4, 1e-3]
 TUNED, JUDGED = [5, 6], [0, 1, 2, 3, 4]
 STEPS = (80, 400)
@@ -74,6 +90,7 @@ class Scale:
         samples: rollouts for each of them.
         problems: that are drawn for training.
         warm_start: share of right answers, and the most steps, at which the warm start ends.
+        every: steps between measurements; 0 for `STEPS` alone.
     """
 
     steps: int = 400
@@ -82,10 +99,16 @@ class Scale:
     samples: int = 8
     problems: int = 20_000
     warm_start: tuple[float, int] = (0.45, 3000)
+    every: int = 0
+
+    @property
+    def judged(self) -> tuple[int, ...]:
+        """The steps after which rows are compared, each at its best rate for them."""
+        return (self.steps,) if self.every else tuple(self.steps * step // STEPS[-1] for step in STEPS)
 
     @property
     def measured(self) -> tuple[int, ...]:
-        return tuple(self.steps * step // STEPS[-1] for step in STEPS)
+        return tuple(range(self.every, self.steps + 1, self.every)) if self.every else self.judged
 
 
 def reward_of(kind: str) -> Callable[..., list[float]]:
@@ -141,11 +164,12 @@ def run(scale: Scale, row: str, kind: str, rate: float, seed: int, output: Path)
     quickstart_model(train, seed, folder, until=until, max_steps=most)
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    name, kwargs, group = ROWS[row]
+    name, kwargs, group, sampler = ROWS[row]
     trainer = trainer_for(
         model, tokenizer, train, build_baseline(name, **kwargs), output / f"run{os.getpid()}", reward_of(kind),
-        num_generations=group, steps_per_generation=1, per_device_train_batch_size=scale.batch, max_steps=scale.steps,
-        learning_rate=rate, seed=seed, logging_steps=20, overwrite_output_dir=True,
+        prompt_sampler=sampler, num_generations=group, steps_per_generation=1,
+        per_device_train_batch_size=scale.batch, max_steps=scale.steps, learning_rate=rate, seed=seed,
+        logging_steps=20, overwrite_output_dir=True,
     )  # fmt: skip
     measured = MeasuredAt(trainer, lambda model: scores(model, tokenizer, held_out, scale.samples), scale.measured)
     points = measured_training(trainer, measured)
@@ -155,7 +179,7 @@ def run(scale: Scale, row: str, kind: str, rate: float, seed: int, output: Path)
         "accuracy": [point.scores["accuracy"] for point in points],
         "pass": [point.scores["pass"] for point in points],
         "entropy": mean(entropies[-2:]),
-        "cpu": points[-1].cpu,
+        "seconds": [point.cpu for point in points],
     }
 
 
@@ -172,18 +196,20 @@ def best_rates(runs: Sequence[dict[str, Any]], scale: Scale) -> dict[tuple[str, 
     found: dict[tuple[str, str, int], dict[float, list[float]]] = {}
     for each in runs:
         if each["seed"] in TUNED:
-            for step in scale.measured:
+            for step in scale.judged:
                 accuracy = each["accuracy"][each["steps"].index(step)]
                 cell = found.setdefault((each["row"], each["reward"], step), {})
                 cell.setdefault(each["rate"], []).append(accuracy)
     return {cell: max(by_rate, key=lambda rate: mean(by_rate[rate])) for cell, by_rate in found.items()}
 
 
-def runs_of(scale: Scale, output: Path, part: str, stored: Sequence[dict[str, Any]]) -> list[Planned]:
+def runs_of(
+    scale: Scale, output: Path, part: str, stored: Sequence[dict[str, Any]], rows_of: dict[str, tuple[str, ...]]
+) -> list[Planned]:
     """All runs of a part, which follow from what is stored of the first one."""
     plan = partial(planned, scale, output)
     if part == "tune":
-        cells = [(row, kind, rate) for kind, rows in RUN.items() for row in rows for rate in RATES]
+        cells = [(row, kind, rate) for kind, rows in rows_of.items() for row in rows for rate in RATES]
         # What has unlearnt the task with the first seed is not tried with the others.
         worse = {(e["row"], e["reward"], e["rate"]) for e in stored if e["accuracy"][-1] < e["accuracy"][0]}
         first = [plan(*cell, TUNED[0]) for cell in cells]
@@ -205,12 +231,26 @@ def report(rows: Sequence[dict[str, Any]], scale: Scale) -> list[str]:
             passed = 100 * mean(each["pass"][at] for each in found)
             entropy = f"; entropy {mean(e['entropy'] for e in found):.2f}" if step == scale.measured[-1] else ""
             lines.append(f"{kind}, {step} steps, {row}, {rate:g}: {ends}; pass@8 {passed:.1f}{entropy}")
+            if scale.every:
+                # A step has 64 rollouts.
+                told = [[crossing(each[unit], each["accuracy"]) for each in found] for unit in ("steps", "seconds")]
+                reached = [", ".join("-" if at is None else f"{at:.0f}" for at in each) for each in told]
+                lines[-1] += f"; to {LEVEL:.0%}: steps {reached[0]}; seconds {reached[1]}"
     return lines
+
+
+def crossing(places: Sequence[float], accuracy: Sequence[float]) -> float | None:
+    """Where the line between two measurements first gets to `LEVEL`."""
+    for (before, low), (after, high) in pairwise(zip(places, accuracy, strict=True)):
+        if low < LEVEL <= high:
+            return before + (after - before) * (LEVEL - low) / (high - low)
+    return None
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = study_parser(__doc__, "least_training")
     parser.add_argument("--part", choices=("tune", "judge"), default="tune")
+    parser.add_argument("--mostly", action="store_true", help="begin with a policy that solves most problems")
     parser.add_argument("--worker", default="0/1", help="K/N: make every Nth run, from the Kth on")
     parser.add_argument("--report", action="store_true", help="print the stored table, and train nothing")
     return parser.parse_args(argv)
@@ -218,23 +258,31 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     """Run a part; returns all runs that are stored."""
-    options = placed(parse(argv))
-    scale = Scale()
+    options = parse(argv)
+    name, rows_of, scale = "least_training", RUN, Scale()
+    if options.mostly:
+        name, rows_of = "least_training_mostly", MOSTLY
+        scale = Scale(steps=200, every=20, warm_start=(0.7, 12_000))
+        options.study = name
+    placed(options)
     if options.quick:
-        scale = Scale(steps=10, batch=16, held_out=8, samples=2, problems=400, warm_start=(0.45, 5))
-    table = options.results / "least_training.json"
+        scale = Scale(
+            steps=10, batch=16, held_out=8, samples=2, problems=400, warm_start=(0.45, 5), every=scale.every // 4
+        )
+    table = options.results / f"{name}.json"
     if options.report:
         runs = read_table(table)[1]
     else:
         one_thread()
         worker, workers = map(int, options.worker.split("/"))
-        stored, _ = kept_runs(runs_of(scale, options.output, "tune", ()), 0)
-        tuned = runs_of(scale, options.output, "tune", stored)
+        plans = partial(runs_of, scale, options.output, rows_of=rows_of)
+        stored, _ = kept_runs(plans("tune", ()), 0)
+        tuned = plans("tune", stored)
         stored, _ = kept_runs(tuned, 0)
-        chosen = tuned if options.part == "tune" else runs_of(scale, options.output, "judge", stored)
+        chosen = tuned if options.part == "tune" else plans("judge", stored)
         kept_runs(chosen[worker::workers][:1] if options.quick else chosen[worker::workers])
         runs, facts = kept_runs([*tuned, *(chosen if chosen is not tuned else [])], 0)
-        save_table("least_training", facts, runs, options.results)
+        save_table(name, facts, runs, options.results)
     print("\n".join(report(runs, scale)))
     return runs
 

@@ -22,7 +22,8 @@ def answers(p, problems=64, rewards=340, logged=32, seed=0):
     tokens[:, 1] = -1
     signals = {name: torch.ones(len(score), 2) for name in ("log_probs", "energies", "gradient_energies")}
     found = {"rewards": right, "tokens": tokens, "gradients": score * torch.eye(1, yardstick.SKETCH), **signals}
-    return {name: each.numpy() for name, each in found.items()}
+    texts = np.array([f"{i} + 1 = ?" for i in range(problems)])
+    return {name: each.numpy() for name, each in found.items()} | {"texts": texts}
 
 
 @pytest.fixture(scope="module")
@@ -129,13 +130,17 @@ def test_the_data_set_is_scored_in_the_order_of_its_problems():
     assert np.mean(by_kind["easy"]) > np.mean(by_kind["learnable"]) > np.mean(by_kind["out of reach"])
 
 
-def test_a_data_set_is_made_and_its_projections_are_sums_of_gradients_with_signs(tmp_path):
+@pytest.mark.parametrize("task", ["smollm2", "sums"])
+def test_a_data_set_is_made_and_its_projections_are_sums_of_gradients_with_signs(task, tmp_path):
     tok = tooled.tokenizer()
     save(tiny_model(tok), tok, tmp_path / "model")
     path = tmp_path / "data.npz"
     words = ["--quick", "--data", str(path), "--results", str(tmp_path)]
-    rows = yardstick.main(["none", "--make", str(tmp_path / "model"), "--rewards", "18", "--logged", "8", *words])
+    rows = yardstick.main(
+        ["none", "--make", str(tmp_path / "model"), "--rewards", "18", "--logged", "8", "--task", task, *words]
+    )
     assert [row["estimator"] for row in rows] == ["true value", "none"]
+    assert len({*yardstick.Data(path).texts}) > 60
     assert np.load(path)["gradients"].shape == (64 * 8, yardstick.SKETCH)
     model, _ = load(tmp_path / "model")
     ids = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 6, 7, 0]])
