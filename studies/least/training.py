@@ -1,6 +1,6 @@
 """Does it train better to aim at the least variance of the gradient instead of at the value?
 
-    python -m studies.least.training [--part tune | judge] [--mostly] [--worker 0/2] [--report] [--quick]
+    python -m studies.least.training [--part tune | judge] [--mostly | --long] [--worker 0/2] [--report] [--quick]
 
 The quickstart's policy and problems, one warm start for each seed, 64 rollouts per step (64 prompts x 1, or 8 x 8),
 one update per step, objective ``grpo``, a constant learning rate and no KL. The rewards are 0 and 1; or -1 and 1; or 0
@@ -15,8 +15,11 @@ and the entropy of the policy's tokens over the last steps.
 ``--mostly`` asks the same of a policy that begins by solving most problems: the warm start ends at 70 %, a run has 200
 steps, measured every 20, and the report has the rollouts and processor seconds to 85 %, too (`MOSTLY`).
 
+``--long`` goes on four times as long, 1,600 steps, at the rates that are best for 400 (`LONG`), to see whether a run
+stops or falls, and measures each kind of problem, too.
+
 A run that is in the output folder (``runs/least_training``) is not repeated. Several workers share the runs, each with
-one thread. Results: ``studies/results/least_training.json``, ``least_training_mostly.json``.
+one thread. Results: ``studies/results/least_training.json``, and with ``_mostly`` or ``_long`` behind the name.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ from basis_rl.engine import Sampling, prompt_tokens, sample
 from basis_rl.recipe.file import parse_recipe
 from benchmarks.common import one_thread
 from studies.runs import Planned, kept_runs, placed, read_table, save_table, study_parser
-from studies.small_policy import TOKENS, trainer_for
+from studies.small_policy import TOKENS, family, trainer_for
 from studies.training import RECIPE, Measured, measured_training, quickstart_model
 
 # A row: baseline, its parameters, rollouts per prompt, sampler.
@@ -73,6 +76,15 @@ MOSTLY = {
     "-1/+1": ("none",),
 }  # fmt: skip
 LEVEL = 0.85
+# With --long, the rates by ``least_training.json``; a row that it does not have gets the rate of the most like it.
+LONG = {
+    ("none", "0/1"): 1e-4,
+    ("none", "-1/+1"): 1e-4,
+    ("basis_history, optimal", "0/1"): 3e-4,
+    ("basis_history, text, frontier", "0/1"): 3e-4,
+    ("grpo, G = 8", "0/1"): 1e-4,
+}
+LONG_SEEDS = 3
 RATES = [3e-5, 1e-4, 3e-4, 1e-3]
 TUNED, JUDGED = [5, 6], [0, 1, 2, 3, 4]
 STEPS = (80, 400)
@@ -144,7 +156,7 @@ class MeasuredAt(Measured):
 
 
 def scores(model: Any, tokenizer: Any, problems: Dataset, samples: int) -> dict[str, float]:
-    """Accuracy and pass@n of `samples` rollouts per problem."""
+    """Accuracy and pass@n of `samples` rollouts per problem; and the accuracy by digits and sign."""
     tokens = [prompt_tokens(prompt, tokenizer, {}) for prompt in problems["prompt"]]
     drawn = sample(model, tokenizer, tokens, Sampling(TOKENS), num_samples=samples, batch_size=2400)
     right = reward_of("0/1")
@@ -152,11 +164,17 @@ def scores(model: Any, tokenizer: Any, problems: Dataset, samples: int) -> dict[
     for i, answers in drawn:
         texts = [[{"content": answer.text.replace(tokenizer.eos_token, "")}] for answer in answers]
         each.append(right(texts, [problems[i]["solution"]] * samples))
-    return {"accuracy": mean(map(mean, each)), "pass": mean(float(max(row)) for row in each)}
+    found = {"accuracy": mean(map(mean, each)), "pass": mean(float(max(row)) for row in each)}
+    by_kind: dict[str, list[float]] = {}
+    for prompt, row in zip(problems["prompt"], each, strict=True):
+        number = family(prompt[-1]["content"])
+        kind = f"{1 + number // 4} and {1 + number // 2 % 2} digits, {'-' if number % 2 else '+'}"
+        by_kind.setdefault(kind, []).append(mean(row))
+    return found | {kind: mean(by_kind[kind]) for kind in sorted(by_kind)}
 
 
-def run(scale: Scale, row: str, kind: str, rate: float, seed: int, output: Path) -> dict[str, Any]:
-    """Train once; the columns of the table."""
+def run(scale: Scale, row: str, kind: str, rate: float, seed: int, output: Path, finer: bool = False) -> dict[str, Any]:
+    """Train once; the columns of the table, of a `finer` one entropy and kinds of problems at each measurement."""
     train = problems_of(scale, held_out=False)
     held_out = problems_of(scale, held_out=True)
     until, most = scale.warm_start
@@ -169,26 +187,32 @@ def run(scale: Scale, row: str, kind: str, rate: float, seed: int, output: Path)
         model, tokenizer, train, build_baseline(name, **kwargs), output / f"run{os.getpid()}", reward_of(kind),
         prompt_sampler=sampler, num_generations=group, steps_per_generation=1,
         per_device_train_batch_size=scale.batch, max_steps=scale.steps, learning_rate=rate, seed=seed,
-        logging_steps=20, overwrite_output_dir=True,
+        logging_steps=min(20, scale.every or 20), overwrite_output_dir=True,
     )  # fmt: skip
     measured = MeasuredAt(trainer, lambda model: scores(model, tokenizer, held_out, scale.samples), scale.measured)
     points = measured_training(trainer, measured)
-    entropies = [each["entropy"] for each in trainer.state.log_history if "entropy" in each]
-    return {
+    logged = [(each["step"], each["entropy"]) for each in trainer.state.log_history if "entropy" in each]
+    found: dict[str, Any] = {
         "steps": [point.step for point in points],
         "accuracy": [point.scores["accuracy"] for point in points],
         "pass": [point.scores["pass"] for point in points],
-        "entropy": mean(entropies[-2:]),
+        "entropy": mean([entropy for _, entropy in logged[-2:]]),
         "seconds": [point.cpu for point in points],
     }
+    if finer:
+        # Of the last two logs before a measurement; before training, of the first two.
+        before = [[entropy for step, entropy in logged if step <= max(point.step, logged[1][0])] for point in points]
+        found["entropies"] = [mean(each[-2:]) for each in before]
+        found["kinds"] = [{k: v for k, v in point.scores.items() if " " in k} for point in points]
+    return found
 
 
-def planned(scale: Scale, output: Path, row: str, kind: str, rate: float, seed: int) -> Planned:
+def planned(scale: Scale, output: Path, row: str, kind: str, rate: float, seed: int, finer: bool = False) -> Planned:
     """The run with its file."""
     labels = {"row": row, "reward": kind, "rate": rate, "seed": seed}
     file = re.sub(r"[^\w.-]+", "_", f"{kind}-{row}-{rate:g}-seed{seed}") + ".json"
     settings = {**dataclasses.asdict(scale), **labels, "baseline": ROWS[row]}
-    return Planned(labels, output / file, settings, partial(run, scale, row, kind, rate, seed, output))
+    return Planned(labels, output / file, settings, partial(run, scale, row, kind, rate, seed, output, finer))
 
 
 def best_rates(runs: Sequence[dict[str, Any]], scale: Scale) -> dict[tuple[str, str, int], float]:
@@ -239,6 +263,18 @@ def report(rows: Sequence[dict[str, Any]], scale: Scale) -> list[str]:
     return lines
 
 
+def long_report(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """For each row and seed: accuracy, pass@8 and entropy over the steps, and the kinds of problems at the end."""
+    lines = []
+    for each in rows:
+        lines.append(f"{each['row']}, {each['reward']}, {each['rate']:g}, seed {each['seed']}")
+        for name, factor in (("accuracy", 100), ("pass", 100), ("entropies", 1)):
+            lines.append(f"  {name}: " + ", ".join(f"{factor * value:.3g}" for value in each[name]))
+        for when, point in (("start", each["kinds"][0]), ("end", each["kinds"][-1])):
+            lines.append(f"  {when}: " + "; ".join(f"{kind} {100 * value:.0f} %" for kind, value in point.items()))
+    return lines
+
+
 def crossing(places: Sequence[float], accuracy: Sequence[float]) -> float | None:
     """Where the line between two measurements first gets to `LEVEL`."""
     for (before, low), (after, high) in pairwise(zip(places, accuracy, strict=True)):
@@ -247,10 +283,30 @@ def crossing(places: Sequence[float], accuracy: Sequence[float]) -> float | None
     return None
 
 
+def trained(
+    options: argparse.Namespace, scale: Scale, rows_of: dict[str, tuple[str, ...]]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Make this worker's runs; all that are stored, with their facts."""
+    one_thread()
+    worker, workers = map(int, options.worker.split("/"))
+    if options.long:
+        cells = [(*cell, rate, seed) for seed in JUDGED[:LONG_SEEDS] for cell, rate in LONG.items()]
+        tuned = chosen = [planned(scale, options.output, *cell, finer=True) for cell in cells]
+    else:
+        plans = partial(runs_of, scale, options.output, rows_of=rows_of)
+        stored, _ = kept_runs(plans("tune", ()), 0)
+        tuned = plans("tune", stored)
+        stored, _ = kept_runs(tuned, 0)
+        chosen = tuned if options.part == "tune" else plans("judge", stored)
+    kept_runs(chosen[worker::workers][:1] if options.quick else chosen[worker::workers])
+    return kept_runs([*tuned, *(chosen if chosen is not tuned else [])], 0)
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = study_parser(__doc__, "least_training")
     parser.add_argument("--part", choices=("tune", "judge"), default="tune")
     parser.add_argument("--mostly", action="store_true", help="begin with a policy that solves most problems")
+    parser.add_argument("--long", action="store_true", help="four times as many steps")
     parser.add_argument("--worker", default="0/1", help="K/N: make every Nth run, from the Kth on")
     parser.add_argument("--report", action="store_true", help="print the stored table, and train nothing")
     return parser.parse_args(argv)
@@ -263,27 +319,21 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     if options.mostly:
         name, rows_of = "least_training_mostly", MOSTLY
         scale = Scale(steps=200, every=20, warm_start=(0.7, 12_000))
-        options.study = name
+    elif options.long:
+        name, scale = "least_training_long", Scale(steps=1600, every=200)
+    options.study = name
     placed(options)
     if options.quick:
         scale = Scale(
-            steps=10, batch=16, held_out=8, samples=2, problems=400, warm_start=(0.45, 5), every=scale.every // 4
+            steps=10, batch=16, held_out=8, samples=2, problems=400, warm_start=(0.45, 5), every=5 if scale.every else 0
         )
     table = options.results / f"{name}.json"
     if options.report:
         runs = read_table(table)[1]
     else:
-        one_thread()
-        worker, workers = map(int, options.worker.split("/"))
-        plans = partial(runs_of, scale, options.output, rows_of=rows_of)
-        stored, _ = kept_runs(plans("tune", ()), 0)
-        tuned = plans("tune", stored)
-        stored, _ = kept_runs(tuned, 0)
-        chosen = tuned if options.part == "tune" else plans("judge", stored)
-        kept_runs(chosen[worker::workers][:1] if options.quick else chosen[worker::workers])
-        runs, facts = kept_runs([*tuned, *(chosen if chosen is not tuned else [])], 0)
+        runs, facts = trained(options, scale, rows_of)
         save_table(name, facts, runs, options.results)
-    print("\n".join(report(runs, scale)))
+    print("\n".join(long_report(runs) if options.long else report(runs, scale)))
     return runs
 
 

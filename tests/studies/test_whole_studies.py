@@ -67,6 +67,14 @@ def test_the_training_of_targets_runs_and_resumes(tmp_path):
     assert {each["seed"] for each in again} == {training.TUNED[0], training.JUDGED[0]}
 
 
+@pytest.mark.parametrize("mode", ["--mostly", "--long"])
+def test_the_training_of_targets_from_a_good_policy_and_for_longer(mode, tmp_path):
+    asked = ["--quick", mode, "--output", str(tmp_path), "--results", str(tmp_path)]
+    (first,) = training.main(asked)
+    assert first["steps"] == [0, 5, 10]
+    assert training.main([*asked, "--report"])[0] == read_table(tmp_path / f"least_training_{mode[2:]}.json")[1][0]
+
+
 def test_policy_study_runs_and_resumes(tmp_path):
     asked = ["--quick", "--output", str(tmp_path), "--seeds", "0", "--objectives", "grpo", "--rates"]
     (first,) = policy_study.main([*asked, "--runs", "1"])
