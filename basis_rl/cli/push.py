@@ -21,8 +21,8 @@ def main(argv: Sequence[str]) -> int:
     info = load_run_info(folder)
     if not is_finished(folder):
         raise ValueError(
-            f"'{folder}' holds no model of the end of its run: the run has not come there, or the save was cut off, and "
-            "a model may be that of an earlier end. `basis-rl train` with --resume_from_checkpoint auto makes it; or "
+            f"'{folder}' holds no model of the end of its run: the run has not come there, or the save was cut off. A "
+            "model in it may be that of an earlier end. `basis-rl train` with --resume_from_checkpoint auto makes it; or "
             "push one of its checkpoints."
         )
     take_results(folder, arguments.results, arguments.base_results)
