@@ -22,8 +22,8 @@ def main(argv: Sequence[str]) -> int:
     if not is_finished(folder):
         raise ValueError(
             f"'{folder}' holds no model of the end of its run: the run has not come there, or the save was cut off. A "
-            "model in it may be that of an earlier end. `basis-rl train` with --resume_from_checkpoint auto makes it; or "
-            "push one of its checkpoints."
+            "model in it may be that of an earlier end. `basis-rl train` with --resume_from_checkpoint auto makes the "
+            "new one; or push one of its checkpoints."
         )
     take_results(folder, arguments.results, arguments.base_results)
     name = arguments.repo_id or info.hub_model_id or folder.absolute().name
