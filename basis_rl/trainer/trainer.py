@@ -1398,13 +1398,19 @@ class BasisTrainer(GRPOTrainer):
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _checkpoint_size(self) -> float:
+        """About how many bytes a checkpoint has."""
+        with_critic = self._critic is not None and not self.args.save_only_model
         sizes = [
             # A parameter that ZeRO-3 shards is empty here; ds_numel is its full size.
-            (getattr(p, "ds_numel", p.numel()), p.element_size(), p.requires_grad)
-            for p in self.model.parameters()
+            (getattr(p, "ds_numel", p.numel()), p.element_size(), p.requires_grad and not self.args.save_only_model)
+            for module in (self.model, *([self._critic.module] if with_critic else []))
+            for p in module.parameters()
         ]
-        needed = sum(checkpoint_bytes(count, count * trained, bytes_each) for count, bytes_each, trained in sizes)
+        return sum(checkpoint_bytes(count, count * trained, bytes_each) for count, bytes_each, trained in sizes)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        needed = self._checkpoint_size()
         if self.args.should_save:
             check_place(str(self.args.output_dir))
         with naming_a_full_disk(str(self.args.output_dir), needed):
