@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from basis_rl.rewards.call import failure, is_coroutine, reward_arguments, scores_of, turn_rewards_of
+from basis_rl.rewards.call import failure, is_coroutine, reward_arguments, scores_of
 from basis_rl.run.errors import RewardFailed
 from basis_rl.trainer.conversation import StreamedRollout
 
@@ -187,8 +187,7 @@ class Grader:
             returned = function(**given)
             if is_coroutine(function):
                 returned = asyncio.run_coroutine_threadsafe(returned, self._loop()).result()
-            scores = scores_of(returned, len(rollouts))
-            by_turn = turn_rewards_of(returned, scores)
+            scores, by_turn = scores_of(returned, len(rollouts))
         # Also what ends a process, or cancels a coroutine: others wait for this call.
         except BaseException as error:
             raise RewardFailed(f"{failure(name, error)}.") from error
