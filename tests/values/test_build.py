@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from basis_rl.engine import Sampling, prompt_tokens
+from basis_rl.engine import Sampling, ServersLost, prompt_tokens
 from basis_rl.engine.client import request_seed
 from basis_rl.values import ValueTable, build, provenance
 from basis_rl.values.build import TablePlan
@@ -349,3 +349,19 @@ def test_prompts_of_similar_length_are_drawn_together_as_many_as_fit():
     prompts = [[1] * n for n in (5, 1, 4, 2, 3)]
     assert source.chunks(prompts, 3) == [[1, 3], [4, 2], [0]]
     assert source.chunks(prompts, 8) == [[1], [3], [4], [2], [0]], "a prompt has all its rollouts at once"
+
+
+def test_what_was_drawn_before_servers_were_lost_is_kept(tmp_path):
+    with FakeServer() as fake:
+        source = server_source(fake.url)
+        drawn = source.draw
+
+        def lost(*given):
+            yield from itertools.islice(drawn(*given), 5)
+            raise ServersLost("none is left")
+
+        source.draw = lost
+        with pytest.raises(ServersLost):
+            build_table(source, plan(9), tmp_path)
+    (file,) = tmp_path.glob("shard-*.jsonl")
+    assert len(file.read_text().splitlines()) == 1 + 5
