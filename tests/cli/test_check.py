@@ -196,7 +196,6 @@ def test_a_sampler_says_what_it_does_to_the_objective(settings, said, check):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["--accelerate_config", "nowhere.yaml"], "There is no configuration of accelerate 'nowhere.yaml'"),
         (["--accelerate_config", __file__], "is not an accelerate configuration"),
         ({"prompt_sampler": "tests.samplers.test_samplers:Short"}, "'Weighing' has no prompts for generation batch 0"),
     ],
