@@ -2,7 +2,6 @@
 
 import copy
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import AutoModelForCausalLM
-from trl.generation.vllm_generation import VLLMGeneration
 
 from basis_rl.engine.weights import merged_parameters
 from basis_rl.run.errors import RequestRefused
@@ -67,10 +65,10 @@ def assert_untouched(model, before):
     assert not any(layer.merged for layer in model.modules() if isinstance(layer, BaseTunerLayer))
 
 
-def test_the_base_model_is_the_same_to_the_bit_after_200_pushes(models):
+def test_the_base_model_is_the_same_to_the_bit_after_20_pushes(models):
     model = policy(AutoModelForCausalLM.from_pretrained(models[True], dtype="bfloat16"), ALL)
     before = frozen(model)
-    for _ in range(200):
+    for _ in range(20):
         step(model)
         sent = pushed(model)
     assert_untouched(model, before)
@@ -100,19 +98,6 @@ def test_what_is_pushed_is_what_peft_merges_once(kind, tied, dtype, models):
             continue
         assert value.dtype == getattr(torch, dtype)
         assert torch.equal(value, expected[name]), name
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "trained tokens"])
-def test_names_and_values_are_those_of_trl(kind, models):
-    """Which does not know trained tokens; its own unmerging comes last here."""
-    model = policy(AutoModelForCausalLM.from_pretrained(models[True], dtype="float32"), KINDS[kind])
-    sent = pushed(model)
-    engine = object.__new__(VLLMGeneration)
-    engine.model = model
-    engine._dist = SimpleNamespace(is_fsdp=False, gather_params=lambda parameters: nullcontext())
-    trls = {name: each.clone() for name, each in engine._iter_named_params() if ".modules_to_save.ref." not in name}
-    assert list(sent) == list(trls)
-    assert all(torch.equal(sent[name], value) for name, value in trls.items())
 
 
 def test_layers_that_merge_into_new_parameters_are_refused(models, monkeypatch):
