@@ -155,6 +155,14 @@ class BasisTrainer(GRPOTrainer):
     """
 
     _tag_names = ("trl", "basis-rl")
+    # TRL sets these; mypy does not see it.
+    rollout_func: Any
+    reward_func_names: list[str]
+    eos_token_ids: list[int]
+    _guarded: list[Any]
+    _buffered_inputs: Any
+    _step: int
+    _last_loaded_step: int
 
     def __init__(
         self,
