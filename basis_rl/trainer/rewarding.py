@@ -79,9 +79,7 @@ class RewardGuard:
         accelerator = self.accelerator
         self._failures = []
         messages = [f"{message}, on rank {accelerator.process_index}" for message, _ in mine]
-        if accelerator.num_processes > 1:
-            messages = gather_object(messages)
-        if messages:
+        if messages := gather_object(messages):
             more = f" ({len(messages) - 1} more such failure(s) in this batch.)" if len(messages) > 1 else ""
             raise RewardFailed(f"{messages[0]}.{more}") from (mine[0][1] if mine else None)
 

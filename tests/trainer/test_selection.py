@@ -158,8 +158,8 @@ class Believing:
 def fake_selection(rank=0, ranks=1, sampler=None, prompts=16, batch=8, rollouts=2, most=None):
     accelerator = SimpleNamespace(process_index=rank, num_processes=ranks)
     args = SimpleNamespace(
-        generation_batch_size=batch, seed=1, num_generations=rollouts, max_steps=-1, num_train_epochs=9,
-        max_generations=most,
+        seed=1, num_generations=rollouts, max_steps=-1, num_train_epochs=9,
+        max_generations=most, prompts_per_batch=batch // rollouts,
     )  # fmt: skip
     ids = [str(i) for i in range(prompts)]
     dataset = Dataset.from_list([{"prompt_id": name, "prompt": name} for name in ids])

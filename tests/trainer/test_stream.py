@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -344,7 +345,8 @@ def rollout(text="a", length=1):
 
 def grader(*functions, loop=None):
     names = [f"f{index}" for index in range(len(functions))]
-    return Grader(functions, names, lambda: None, lambda ids: len(ids) > 3, lambda: loop)
+    run = {"functions": functions, "reward_func_names": names, "state": None, "async_loop": loop}
+    return Grader(SimpleNamespace(**run, is_truncated=lambda ids: len(ids) > 3))
 
 
 def grade_at_once(made, entries):

@@ -26,7 +26,6 @@ from basis_rl.run.errors import RequestRefused, RewardFailed, RolloutError, Serv
 from basis_rl.samplers import Draw
 from basis_rl.trainer import BasisTrainer, stream
 from basis_rl.trainer.conversation import StreamedRollout
-from basis_rl.trainer.grading import Grader
 from basis_rl.trainer.stream import Pace, Stream, StreamedBatches
 from tests.support.fake_vllm import ModelServer
 from tests.support.processes import wait_until
@@ -84,11 +83,15 @@ class Alone:
             vllm_client=client, served_step=0, recoveries=0, interrupting=nullcontext, sampling=dict
         )
         names = [each.__name__ for each in functions]
-        given = (lambda: SimpleNamespace(global_step=7), lambda ids: False, lambda: self.loop)
-        self.grader = Grader(functions, names, *given)
-        run = SimpleNamespace(environment_factories={None: object}, reward_func_names=names)
+        run = SimpleNamespace(
+            vllm_generation=self.engine, functions=functions, reward_func_names=names, processing_class=None,
+            environment_factories={None: object}, state=SimpleNamespace(global_step=7), async_loop=self.loop,
+            is_truncated=lambda ids: False,
+            args=SimpleNamespace(prompts_per_batch=size, num_generations=num_generations),
+        )  # fmt: skip
         self.pace = Pace(staleness, batches, 1, 1, seconds)
-        self.stream = Stream(self.engine, run, self.grader, None, self.pace, size, num_generations)
+        self.stream = Stream(run, self.pace)
+        self.grader = self.stream.grader
 
     def cut(self):
         self.cuts += 1
