@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.long]
 ENGINES = {"zero3": "DEEPSPEED", "fsdp2": "FSDP", "zero2": "DEEPSPEED"}
 # Tolerances of energies (absolute) and of the movement of the weights (relative): engines round to bfloat16 in other
 # places, and two ranks sum in another order; on a CPU everything is float32.
-ENERGIES, ENGINE_MOVED, RANKS_MOVED = (0.05, 0.2, 0.1) if CUDA else (1e-5, 0.02, 0.0)
+ENERGIES, ENGINE_MOVED, RANKS_MOVED = (0.05, 0.2, 0.1) if CUDA else (1e-5, 0.02, 1e-3)
 # SGD, since Adam hides the gradient's size. Its rate is so large that saving in bfloat16 (ZeRO-3) keeps the movement.
 ONE_STEP = {"optim": "sgd", "learning_rate": 10.0 if CUDA else 1.0, "max_steps": 1}
 TWO_STEPS = {"optim": "sgd", "learning_rate": 1.0, "max_steps": 2, "gradient_accumulation_steps": 1}
@@ -45,14 +45,15 @@ def test_an_engine_on_one_rank_learns_what_a_run_without_it_learns(kind, plain, 
     assert moved <= ENGINE_MOVED, "as it was saved"
 
 
-@pytest.mark.skipif(not CUDA, reason="on a CPU tests/trainer/test_two_ranks.py has it")
 def test_two_ranks_train_as_one_does(tmp_path, record_property):
     """Over NCCL on two GPUs, and by gloo on one, since NCCL refuses two ranks there."""
     save_model(tmp_path / "model")
     (one,) = launch(tmp_path, "one", "otb", per_device_train_batch_size=16, **TWO_STEPS)
-    backend = "nccl" if len(GPUS) > 1 else "gloo"
-    settings = {"per_device_train_batch_size": 8, "ddp_backend": backend, **TWO_STEPS}
-    two = launch(tmp_path, "two", "otb", kind="ddp", ranks=2, **settings)
+    backend = "nccl" if CUDA and len(GPUS) > 1 else "gloo"
+    two = launch(
+        tmp_path, "two", "otb", kind="ddp" if CUDA else "cpu", ranks=2, per_device_train_batch_size=8,
+        ddp_backend=backend, **TWO_STEPS,
+    )  # fmt: skip
     assert [rank["world"] for rank in two] == [2, 2]
     assert [rank["backend"] for rank in two] == [backend] * 2
     assert all(rank["device"].startswith(DEVICE) for rank in two)
