@@ -58,9 +58,8 @@ def selection(data: Dataset, prompt_ids: list[str], name: str, belief: Baseline,
     """What `BasisTrainer` draws its prompts with."""
     batch, rollouts = shape
     length = {"max_steps": -1, "num_train_epochs": 9}
-    args: Any = SimpleNamespace(
-        generation_batch_size=batch * rollouts, num_generations=rollouts, max_generations=None, seed=0, **length
-    )
+    size = {"prompts_per_batch": batch, "num_generations": rollouts, "max_generations": None}
+    args: Any = SimpleNamespace(**size, **length, seed=0)
     one: Any = SimpleNamespace(process_index=0, num_processes=1)
     return Selection(build_sampler(name), belief, data, prompt_ids, args, one)
 

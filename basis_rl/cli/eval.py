@@ -20,7 +20,6 @@ from basis_rl.recipe.keys import RunArguments
 from basis_rl.recipe.words import check_flags, parse_value, peek, read_words
 from basis_rl.rewards.registry import build_reward, split_params
 from basis_rl.run.record import RUN_FILE
-from basis_rl.tools import chat_template
 from basis_rl.trainer import BasisConfig
 
 _MATH = "math_verify"
@@ -125,9 +124,8 @@ def main(argv: Sequence[str]) -> int:
     if words and not words[0].startswith("-"):
         words.insert(0, "--model")
     options = parse(words)
-    config, tokenizer = load_by_name(options.model, options.revision, options.trust_remote_code)
-    if options.chat_template is not None:
-        tokenizer.chat_template = chat_template(options.chat_template, tokenizer)
+    named = (options.model, options.revision, options.trust_remote_code)
+    config, tokenizer = load_by_name(*named, options.chat_template)
     kept = f"The rollouts so far are in {options.folder}; the same command resumes."
     reward = build_grader(options)
     try:

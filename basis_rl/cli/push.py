@@ -10,9 +10,8 @@ from pathlib import Path
 from basis_rl.cli.main import LOST, fail
 from basis_rl.cli.options import push_parser
 from basis_rl.report.card import results_of, write_card
-from basis_rl.run.checkpoint import was_cut_off
 from basis_rl.run.hub import Hub, Push, files_of_run
-from basis_rl.run.record import BASE_RESULTS, RESULTS, has_model, load_run_info, save_run_info
+from basis_rl.run.record import BASE_RESULTS, RESULTS, is_finished, load_run_info, save_run_info
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,12 +19,11 @@ def main(argv: Sequence[str]) -> int:
     arguments = push_parser().parse_args(list(argv))
     folder: Path = arguments.output_dir
     info = load_run_info(folder)
-    if not has_model(folder):
-        raise ValueError(f"'{folder}' holds no model: the run has not come to its end. Push one of its checkpoints.")
-    if was_cut_off(folder):
+    if not is_finished(folder):
         raise ValueError(
-            f"'{folder}': the last save of its model was cut off. `basis-rl train` with --resume_from_checkpoint "
-            "auto saves it again."
+            f"'{folder}' holds no model of the end of its run: the run has not come there, or the save was cut off. A "
+            "model in it may be that of an earlier end. `basis-rl train` with --resume_from_checkpoint auto makes the "
+            "new one; or push one of its checkpoints."
         )
     take_results(folder, arguments.results, arguments.base_results)
     name = arguments.repo_id or info.hub_model_id or folder.absolute().name

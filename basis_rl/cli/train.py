@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,7 +23,7 @@ from basis_rl.run.artefacts import write_whole
 from basis_rl.run.checkpoint import resolve
 from basis_rl.run.disk import naming_a_full_disk
 from basis_rl.run.peers import naming_lost_peers
-from basis_rl.run.progress import clock, how_sampled
+from basis_rl.run.progress import EVALUATED, clock, how_sampled
 from basis_rl.run.ranks import on_main_process
 from basis_rl.run.record import is_finished, save_run_info
 from basis_rl.run.redact import redact_command
@@ -32,7 +31,6 @@ from basis_rl.run.run_lock import held
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.state import saved_settings
 
-_AVERAGE = re.compile(r"eval_(?:(?P<name>.+)_)?avg@\d+")
 # The reward before and after is the mean over the first and the last tenth of the log.
 _TENTH = 10
 # Files that a run's folder may hold besides the model, in the order of the summary.
@@ -207,7 +205,8 @@ def before_and_after(log: Sequence[Mapping[str, Any]], how: str) -> list[tuple[s
         steps = [f"{part[0]['step']}" + (f"-{part[-1]['step']}" if size > 1 else "") for part in (first, last)]
         before, after = (fmean(row["reward"] for row in part) for part in (first, last))
         rows.append(("reward", before, after, f"of the training rollouts, steps {' and '.join(steps)}"))
-    for name in dict.fromkeys(key for row in log for key in row if _AVERAGE.fullmatch(key)):
+    evaluated = filter(EVALUATED.fullmatch, dict.fromkeys(key for row in log for key in row))
+    for name in (key for key in evaluated if "avg@" in key):
         found = [row for row in log if row.get(name) is not None]
         if len(found) > 1:
             note = f"{how}, steps {found[0]['step']} and {found[-1]['step']}"

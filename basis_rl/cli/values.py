@@ -86,7 +86,7 @@ class Job:
         self.config, self.tokenizer = build.load_config_and_tokenizer(recipe.model, args, run.chat_template)
         partial = output.with_name(f"{output.name}.partial")
         use_first_day(begun(partial) or _provenance(output))
-        loaded = build.load_training_data(recipe, self.tokenizer, run_plan.reward_funcs)
+        loaded = build.load_training_data(recipe, self.tokenizer, run_plan)
         run_plan = with_data(run_plan, loaded, processing_class=self.tokenizer)
         check_with_model(run_plan, self.config)
         self.plan = TablePlan(

@@ -22,6 +22,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.engine.adapter import Following, PolicyAdapter
 from basis_rl.engine.client import server_urls
+from basis_rl.engine.local import in_mode
 from basis_rl.engine.servers import Servers
 from basis_rl.engine.training_client import Answer, TrainingClient
 from basis_rl.engine.weights import SyncSettings, merged_parameters
@@ -338,14 +339,11 @@ class Generation(VLLMGeneration):
         ids = torch.tensor([self.probe], device=self.accelerator.device)
         model = self.accelerator.unwrap_model(self.model)
         model = model.get_base_model() if is_peft_model(model) else model
-        training = self.model.training
         # `add_fused_lm_head` replaces the model's forward; the context restores it.
-        with attributes(model, forward=model.forward), self.accelerator.autocast():
+        restored = attributes(model, forward=model.forward)
+        with restored, self.accelerator.autocast(), in_mode(self.model, training=False):
             add_fused_lm_head(model, cast_lm_head_to_fp32=self.settings.fp32_head)
-            found = self.model.eval()(
-                input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, fused_lm_head=True
-            )
-        self.model.train(training)
+            found = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, fused_lm_head=True)
         for module in self.model.modules():
             # After a pass without a backward, FSDP2 leaves outer modules gathered.
             if isinstance(module, FSDPModule):

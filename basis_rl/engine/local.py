@@ -115,6 +115,18 @@ class StopStrings(StopStringCriteria):
 
 
 @contextmanager
+def in_mode(model: torch.nn.Module, *, training: bool) -> Iterator[None]:
+    """Within it all modules are in training mode, or all in evaluation; afterwards each is as it was."""
+    before = {module: module.training for module in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in before.items():
+            module.training = mode
+
+
+@contextmanager
 def generating_by(model: Any, config: GenerationConfig, criteria: Sequence[Any], *, share: bool) -> Iterator[None]:
     """Within it `model.generate` also ends rows by `criteria`, ignores the checkpoint's configuration, and has no
     dropout, since the loss is that of the policy without dropout.
@@ -126,11 +138,9 @@ def generating_by(model: Any, config: GenerationConfig, criteria: Sequence[Any],
         share: whether equal prompts are computed once (`basis_rl.engine.prefill`). Not with a sharded model, which all
             ranks must call equally often: how often this calls it depends on the prompts of each rank.
     """
-    training = [module for module in model.modules() if module.training]
     parts = [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
     with ExitStack() as changed:
-        for module in training:
-            changed.enter_context(attributes(module, training=False))
+        changed.enter_context(in_mode(model, training=False))
         for part in parts:
             changed.enter_context(attributes(part, generation_config=config))
         generate = sharing(model, model.generate) if share else model.generate

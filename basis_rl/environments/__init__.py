@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import os
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +12,7 @@ from typing import Any
 from transformers.utils.chat_template_utils import get_json_schema
 
 from basis_rl.names import did_you_mean, import_object
-from basis_rl.rewards.call import call, scores_of
+from basis_rl.rewards.call import awaited, call, said_where, scores_of
 
 Factory = Callable[[], Any]
 # Methods that the model cannot call.
@@ -139,7 +135,7 @@ def play(factory: Factory, row: Mapping[str, Any], rewards: Sequence[Callable[..
     scores = {}
     if owns_reward := hasattr(environment, "get_reward"):
         with _blaming(f"'{name}.get_reward'"):
-            (scores[name],) = scores_of([_awaited(environment.get_reward())], 1)
+            (scores[name],), _ = scores_of([awaited(environment.get_reward())], 1)
     given = {**row, "prompt": prompt, "environments": environment}
     for function in rewards:
         key = getattr(function, "__name__", type(function).__name__)
@@ -159,20 +155,12 @@ def _called(method: Callable[..., Any], schema: Mapping[str, Any]) -> Iterator[d
     }
     name = schema["function"]["name"]
     try:
-        answer = _awaited(method(**arguments))
+        answer = awaited(method(**arguments))
     except Exception as error:
         answer = {"error": str(error)}
     called = {"type": "function", "function": {"name": name, "arguments": arguments}}
     yield {"role": "assistant", "content": "", "tool_calls": [called]}
     yield {"role": "tool", "name": name, "content": str(answer)}
-
-
-def _awaited(value: Any) -> Any:
-    """The result of a coroutine; a loop may be running in this thread already, as in a notebook."""
-    if not inspect.iscoroutine(value):
-        return value
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, value).result()
 
 
 @contextmanager
@@ -181,6 +169,4 @@ def _blaming(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"({os.path.basename(at.filename)}, line {at.lineno})"
-        raise ValueError(f"environment: {what}: {type(error).__name__}: {str(error)[:500]} {where}") from error
+        raise ValueError(f"environment: {what}: {said_where(error)}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,8 @@ class EvalArguments(DataArguments):
                              "benchmarks your own data, `--dataset_name`.")  # fmt: skip
         check_word("backend", self.backend, ("transformers", "vllm"))
         check_word("on_invalid_gold", self.on_invalid_gold, ("error", "drop"))
+        if self.on_invalid_gold == "drop":
+            self.on_missing_gold = "drop"
         if self.vllm_urls and self.backend != "vllm":
             raise ValueError("vllm_urls needs --backend vllm.")
         for name in ("num_rollouts", "max_new_tokens", "limit", "batch_size"):
@@ -89,10 +91,3 @@ class EvalArguments(DataArguments):
     def folder(self) -> Path:
         """Where rollouts and results go."""
         return Path(self.output_dir or f"runs/eval/{Path(self.model).name}")
-
-    @property
-    def data(self) -> DataArguments:
-        """How problems are put to the model, and where your own are."""
-        given = {each.name: getattr(self, each.name) for each in fields(DataArguments)}
-        missing = self.on_missing_gold if self.on_invalid_gold == "error" else self.on_invalid_gold
-        return DataArguments(**{**given, "on_missing_gold": missing})

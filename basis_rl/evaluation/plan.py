@@ -54,9 +54,9 @@ class EvalPlan:
         self.tokenizer = tokenizer
         self.reward = reward
         asked: Any = {"conversational": tokenizer.chat_template is not None, "limit": options.limit}
-        loaded = [benchmarks.load_benchmark(item, options.data, **asked) for item in options.benchmarks]
+        loaded = [benchmarks.load_benchmark(item, options, **asked) for item in options.benchmarks]
         if options.dataset_name:
-            loaded = [benchmarks.load_own(options.data, reads=read_columns([reward]), **asked)]
+            loaded = [benchmarks.load_own(options, reads=read_columns([reward]), **asked)]
         names = [problems.name for problems in loaded]
         if len(set(names)) < len(names):
             raise ValueError(f"Two benchmarks have the same name: {', '.join(names)}. Give them others: NAME=SOURCE.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,13 +107,12 @@ def load_config_and_tokenizer(
     Raises:
         ValueError: they cannot be loaded.
     """
-    config, tokenizer = load_by_name(str(model.model_name_or_path), model.model_revision, args.trust_remote_code)
-    if template is not None:
-        tokenizer.chat_template = chat_template(template, tokenizer)
-    return config, tokenizer
+    return load_by_name(str(model.model_name_or_path), model.model_revision, args.trust_remote_code, template)
 
 
-def load_by_name(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Any, PreTrainedTokenizerBase]:
+def load_by_name(
+    name: str, revision: str | None, trust_remote_code: bool, template: str | None = None
+) -> tuple[Any, PreTrainedTokenizerBase]:
     """As `load_config_and_tokenizer`, for a model without a recipe."""
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     # With a local model nothing is downloaded, and progress bars would only break up the log.
@@ -132,13 +130,16 @@ def load_by_name(name: str, revision: str | None, trust_remote_code: bool) -> tu
     check_saved(name, tokenizer)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if template is not None:
+        tokenizer.chat_template = chat_template(template, tokenizer)
     return config, tokenizer
 
 
 def load_training_data(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, rewards: Sequence[Any] | None = None, *, held_out: bool = False
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, plan: Plan | None = None, *, held_out: bool = False
 ) -> Dataset:
-    """The recipe's problems, as messages if the tokenizer has a chat template; `rewards` are built if not given."""
+    """The recipe's problems, as messages if the tokenizer has a chat template. Which columns count is decided by the
+    rewards and environment of the `plan`; without one they are built."""
     data = recipe.data
     column = recipe.args.difficulty_column
     if held_out and data.dataset_test_split:
@@ -147,18 +148,19 @@ def load_training_data(
     if column is not None and data.keep_columns is not None and column not in data.keep_columns:
         data = replace(data, keep_columns=[*data.keep_columns, column])
     chat = tokenizer.chat_template is not None
-    rewards = build_rewards(recipe) if rewards is None else rewards
-    if made := build_run_environment(recipe.run):
-        reads = Plan(recipe.args, reward_funcs=list(rewards), kwargs={"environment_factory": made}).reads
-        return load_tasks(data, conversational=chat, held_out=held_out, reads=reads)
-    reads = read_columns(rewards)
+    if plan is None:
+        made = build_run_environment(recipe.run)
+        plan = Plan(recipe.args, reward_funcs=build_rewards(recipe), kwargs={"environment_factory": made})
+    if plan.environments:
+        return load_tasks(data, conversational=chat, held_out=held_out, reads=plan.reads)
+    reads = read_columns(plan.reward_funcs)
     # Where there is a gold it counts, so that a script that loads the same problems gets the same ids.
     counting = reads | {"solution"}
     return load_prompts(data, conversational=chat, held_out=held_out, reads=counting, gold="solution" in reads)
 
 
 def load_eval_data(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, rewards: Sequence[Any] | None = None
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, plan: Plan | None = None
 ) -> Dataset | dict[str, Dataset] | None:
     """What training is measured on: the recipe's benchmarks and, as ``held_out``, the problems that it holds out; the
     latter alone if there are no benchmarks.
@@ -173,7 +175,7 @@ def load_eval_data(
             raise ValueError(f"{key} needs eval_strategy: steps (and eval_steps), or epoch.")
         return None
     if not run.eval_benchmarks:
-        return load_training_data(recipe, tokenizer, rewards, held_out=True)
+        return load_training_data(recipe, tokenizer, plan, held_out=True)
     chat = tokenizer.chat_template is not None
     sets: dict[str, Dataset] = {}
     for item in run.eval_benchmarks:
@@ -182,7 +184,7 @@ def load_eval_data(
             raise ValueError(f"eval_benchmarks: '{problems.name}' is the name of two sets. Give another: NAME=SOURCE.")
         sets[problems.name] = problems.dataset.select_columns(["prompt", "solution", "prompt_id"])
     if recipe.data.test_fraction > 0 or recipe.data.dataset_test_split:
-        sets["held_out"] = load_training_data(recipe, tokenizer, rewards, held_out=True)
+        sets["held_out"] = load_training_data(recipe, tokenizer, plan, held_out=True)
     return sets
 
 
@@ -307,12 +309,17 @@ def check_recipe(recipe: Recipe, *, artefact: bool = True) -> Checked:
         wrong.tried(build_recipe_baseline, recipe.run)
     plan = wrong.tried(plan_recipe, recipe, baseline)
     if plan is None:
-        plan = Plan(recipe.args, reward_funcs=wrong.tried(build_rewards, recipe) or [])
+        made = wrong.tried(build_run_environment, recipe.run)
+        rewards = wrong.tried(build_rewards, recipe) or []
+        plan = Plan(recipe.args, reward_funcs=rewards, kwargs={"environment_factory": made})
     model = wrong.tried(load_config_and_tokenizer, recipe.model, plan.args, recipe.run.chat_template)
     config, tokenizer = model or (None, None)
+    if recipe.run.environment and not plan.environments:
+        # Nothing is known about its rows.
+        wrong.tell()
     texts: Any = tokenizer or SimpleNamespace(chat_template=None)
-    loaded = wrong.tried(load_training_data, recipe, texts, plan.reward_funcs)
-    evaluated = wrong.tried(load_eval_data, recipe, texts, plan.reward_funcs)
+    loaded = wrong.tried(load_training_data, recipe, texts, plan)
+    evaluated = wrong.tried(load_eval_data, recipe, texts, plan)
     whole = wrong.tried(with_data, plan, loaded, evaluated, processing_class=tokenizer) if loaded is not None else None
     # If the data has mistakes, look for others with the data as it is.
     whole = whole or replace(plan, train_dataset=loaded, kwargs={**plan.kwargs, "processing_class": tokenizer})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import inspect
 import logging
@@ -10,6 +9,8 @@ import math
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
+
+from basis_rl.rewards.call import WrongScores, called, scores_of
 
 Column = Sequence[Any]
 Completions = Sequence[str | list[dict[str, str]]]
@@ -177,13 +178,6 @@ def warn_late(what: str, late: int, of: int, seconds: float | None) -> None:
         _log.warning(message, what, late, of, seconds)
 
 
-def called(function: Callable[..., Any], columns: Mapping[str, Any]) -> Any:
-    """What a reward function returns when it is called as TRL calls it, except that nothing is logged."""
-    given = {"trainer_state": None, "log_extra": lambda *_: None, "log_metric": lambda *_: None, **columns}
-    returned = function(**given)
-    return asyncio.run(returned) if inspect.iscoroutine(returned) else returned
-
-
 _TEXTS = (r"So it is \boxed{1}.", "<think>hm</think> <answer>2</answer>", "The answer is B.", "3", "```\nprint(4)\n```",
           r"\boxed{5} or \boxed{\frac{1}{2}}")  # fmt: skip
 _CELLS = ("1", "2", "B", "3", '{"inputs": [""], "outputs": ["4"]}', "0.5")
@@ -243,15 +237,16 @@ def _safely(work: Callable[[], Any]) -> tuple[Any, str | None]:
     """What `work` returns, or in one line what it raises: the code is anybody's, and may raise anything."""
     try:
         return work(), None
+    except WrongScores as wrong:
+        return None, str(wrong)
     except (Exception, SystemExit) as error:
         said = " ".join("".join(traceback.format_exception_only(error)).split())
         return None, f"raises {said[:200]}"
 
 
-def _same(a: Sequence[float | None], b: Sequence[float | None]) -> bool:
-    return len(a) == len(b) and all(
-        x is y if x is None or y is None else math.isclose(x, y, rel_tol=1e-6) for x, y in zip(a, b, strict=True)
-    )
+def _same(a: Sequence[float], b: Sequence[float]) -> bool:
+    pairs = zip(a, b, strict=True)
+    return all(math.isclose(x, y, rel_tol=1e-6) or (math.isnan(x) and math.isnan(y)) for x, y in pairs)
 
 
 class _Checks:
@@ -261,7 +256,7 @@ class _Checks:
         self.reward = reward
         self.rows = rows
         self.size = len(rows["completions"])
-        self.scores: Sequence[float | None] = []
+        self.scores: list[float] = []
 
     def name(self) -> str:
         name = getattr(self.reward, "__name__", None)
@@ -299,9 +294,8 @@ class _Checks:
         self.scores = self._score()
         span = getattr(self.reward, "reward_range", None)
         low, high = (-math.inf, math.inf) if span is None else checked_range("`reward_range`", span)
-        wrong = self._no_scores(self.scores, self.size)
-        outside = [] if wrong else [s for s in self.scores if s is not None and not low <= s <= high]
-        return f"returns {outside[0]}, outside its `reward_range` {span}" if outside else wrong
+        outside = [score for score in self.scores if score < low or score > high]
+        return f"returns {outside[0]}, outside its `reward_range` {span}" if outside else ""
 
     def same_twice(self) -> str:
         return "" if _same(self._score(), self.scores) else "scores the same rows otherwise the second time"
@@ -332,15 +326,15 @@ class _Checks:
         for text in _STRANGE:
             rows = {**{name: cells[:1] for name, cells in self.rows.items()}, "completions": [text]}
             for talk in (False, True):
-                message, raised = _safely(lambda: self._no_scores(self._call(rows, talk), 1))  # noqa: B023
-                if raised or message:
-                    return f"{raised or message} (for the rollout {text[:20]!r})"
+                _, raised = _safely(lambda: self._scored(rows, talk))  # noqa: B023
+                if raised:
+                    return f"{raised} (for the rollout {text[:20]!r})"
         return ""
 
     def columns(self) -> str:
         named = {*required_columns(self.reward), *getattr(self.reward, "reads", ()), "completions"}
         rows = {name: cells for name, cells in self.rows.items() if name in named}
-        _, raised = _safely(lambda: self._call(rows))
+        _, raised = _safely(lambda: self._scored(rows))
         return f"{raised}, when it has the columns of its signature only: {sorted(named)}" if raised else ""
 
     def close(self) -> str:
@@ -348,12 +342,17 @@ class _Checks:
             getattr(self.reward, "close", lambda: None)()
         return ""
 
-    def _score(self, order: Sequence[int] | None = None, talk: bool = False) -> Any:
+    def _score(self, order: Sequence[int] | None = None, talk: bool = False) -> list[float]:
         order = range(self.size) if order is None else order
-        return self._call({name: [cells[i] for i in order] for name, cells in self.rows.items()}, talk)
+        return self._scored({name: [cells[i] for i in order] for name, cells in self.rows.items()}, talk)
 
-    def _call(self, rows: Mapping[str, list[Any]], talk: bool = False) -> Any:
-        return called(self.reward, self._given(rows, talk))
+    def _scored(self, rows: Mapping[str, list[Any]], talk: bool = False) -> list[float]:
+        """The scores as a trainer reads them: NaN where there is none, which a list says by None."""
+        returned = called(self.reward, self._given(rows, talk))
+        scores, _ = scores_of(returned, len(rows["completions"]))
+        if any(isinstance(each, float) and math.isnan(each) for each in returned):
+            raise WrongScores("returned nan, which is neither a finite number nor None")
+        return scores
 
     def _given(self, rows: Mapping[str, list[Any]], talk: bool = False) -> dict[str, Any]:
         """What TRL hands over, of these rows; as conversations if `talk`."""
@@ -365,11 +364,3 @@ class _Checks:
             for name, role in (("prompts", "user"), ("completions", "assistant")):
                 given[name] = [[{"role": role, "content": text}] for text in given[name]]
         return given
-
-    def _no_scores(self, scores: Any, size: int) -> str:
-        if not isinstance(scores, list):
-            return f"returns a {type(scores).__name__}, not a list of numbers or None"
-        if len(scores) != size:
-            return f"returns {len(scores)} scores for {size} rows"
-        wrong = [s for s in scores if s is not None and not (isinstance(s, (int, float)) and math.isfinite(s))]
-        return f"returns {str(wrong[0])[:100]!r}, which is neither a finite number nor None" if wrong else ""

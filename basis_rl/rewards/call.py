@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from transformers import TrainerState
-
-from basis_rl.rewards.base import called
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 
 # Columns that TRL does not hand on to reward functions: it has these itself.
@@ -48,15 +47,32 @@ def call(
         ValueError: the function failed, or returned something else than a score for each rollout.
         RewardInfrastructureError: what the function runs on failed.
     """
+    # Rewards alone do without transformers.
+    from transformers import TrainerState
+
     prompts = [row["prompt"] for row in rows]
     given = reward_arguments(rows, prompts, said, TrainerState(), {} if logged is None else logged)
     try:
-        return scores_of(called(function, given), len(rows))
+        return scores_of(called(function, given), len(rows))[0]
     except RewardInfrastructureError:
         raise
     except Exception as error:
         name = getattr(function, "__name__", type(function).__name__)
         raise ValueError(f"{failure(name, error)}.") from error
+
+
+def called(function: Callable[..., Any], columns: Mapping[str, Any]) -> Any:
+    """What a reward function returns when it is called as TRL calls it, except that nothing is logged."""
+    given = {"trainer_state": None, "log_extra": lambda *_: None, "log_metric": lambda *_: None, **columns}
+    return awaited(function(**given))
+
+
+def awaited(value: Any) -> Any:
+    """The result of a coroutine; a loop may be running in this thread already, as in a notebook."""
+    if not inspect.iscoroutine(value):
+        return value
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, value).result()
 
 
 def reward_arguments(
@@ -114,9 +130,13 @@ def failure(name: str, error: BaseException) -> str:
     """What a reward function did wrong, in a sentence without its full stop."""
     if isinstance(error, WrongScores):
         return f"The reward function '{name}' {error}"
+    return f"The reward function '{name}' raised {said_where(error)}"
+
+
+def said_where(error: BaseException) -> str:
+    """What an exception says, and the line that raised it."""
     at = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"({os.path.basename(at.filename)}, line {at.lineno})"
-    return f"The reward function '{name}' raised {type(error).__name__}: {str(error)[:500]} {where}"
+    return f"{type(error).__name__}: {str(error)[:500]} ({os.path.basename(at.filename)}, line {at.lineno})"
 
 
 def is_coroutine(function: Any) -> bool:
@@ -124,10 +144,13 @@ def is_coroutine(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def scores_of(returned: Any, size: int) -> list[float]:
+def scores_of(returned: Any, size: int) -> tuple[list[float], list[list[float]]]:
     """What a reward function returned as `size` finite float32 numbers; NaN where it returned None.
 
     The reward of a rollout that has a list of numbers, one for each turn, is their sum.
+
+    Returns:
+        The rewards; and of each rollout the numbers of its turns, empty where it has one number or none.
     """
     listed = isinstance(returned, Sequence) and not isinstance(returned, str | bytes)
     flat = listed or getattr(returned, "ndim", None) == 1
@@ -137,10 +160,11 @@ def scores_of(returned: Any, size: int) -> list[float]:
     if len(values) != size:
         raise WrongScores(f"returned {len(values)} rewards for {size} rollouts")
     scores = []
+    by_turn = []
     for row, value in enumerate(values):
-        by_turn = value if _is_by_turn(value) else [math.nan if value is None else value]
+        has_turns = isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) == 1
         try:
-            numbers = [_number(each) for each in by_turn]
+            numbers = [_number(each) for each in (value if has_turns else [math.nan if value is None else value])]
         except (TypeError, ValueError, OverflowError, RuntimeError):
             shown = repr(value)[:100]
             raise WrongScores(
@@ -153,25 +177,8 @@ def scores_of(returned: Any, size: int) -> list[float]:
                 message = f"returned {number:g} for row {row}, which is infinite as the float32 that rewards are"
                 raise WrongScores(message)
         scores.append(score)
-    return scores
-
-
-def turn_rewards_of(returned: Sequence[Any], scores: Sequence[float]) -> list[list[float]]:
-    """The rewards of each rollout's turns, as a reward function returned them; empty where it gave one number or none.
-
-    Args:
-        returned: by the function.
-        scores: what `scores_of` made of it.
-    """
-    found = []
-    for value, score in zip(returned, scores, strict=True):
-        is_known = _is_by_turn(value) and not math.isnan(score)
-        found.append([_number(each) for each in value] if is_known else [])
-    return found
-
-
-def _is_by_turn(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) == 1
+        by_turn.append(numbers if has_turns and not math.isnan(score) else [])
+    return scores, by_turn
 
 
 def _number(value: Any) -> float:

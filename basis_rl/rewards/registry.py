@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 from basis_rl.names import did_you_mean
@@ -84,10 +84,8 @@ def _with_arguments(name: str, function: Any, arguments: Mapping[str, Any]) -> A
     for unknown in [key for key in arguments if key not in known or key in GIVEN]:
         raise ValueError(f"{_KEY}: '{name}' has no parameter '{unknown}'.{did_you_mean(unknown, known)}")
     bound = _Bound(function, **arguments)
-    # What it declares of itself, such as `reads` and `reward_range`.
-    vars(bound).update(getattr(function, "__dict__", {}))
-    bound.__name__ = function.__name__
-    bound.__module__ = function.__module__
+    # Its name, and what it declares of itself, such as `reads` and `reward_range`.
+    update_wrapper(bound, function)
     left = [each for name, each in signature.parameters.items() if name not in arguments]
     bound.__signature__ = signature.replace(parameters=left)
     if version := getattr(function, "version", None):

@@ -42,7 +42,7 @@ _COLUMNS = (
 _LEFT = 9
 # Lines between two headings.
 _PAGE = 25
-_EVALUATED = re.compile(r"eval_(?:(?P<name>.+)_)?(?P<metric>(?:avg|pass)@\d+)")
+EVALUATED = re.compile(r"eval_(?:(?P<name>.+)_)?(?P<metric>(?:avg|pass)@\d+)")
 _logger = logging.getLogger(__name__)
 
 
@@ -152,7 +152,7 @@ def evaluation_lines(logs: Mapping[str, Any], how: str) -> list[str]:
     """One line per evaluation set with its avg@k and its largest pass@k, which tells how the rollouts were drawn."""
     found: dict[str, dict[str, str]] = {}
     for key, value in logs.items():
-        if match := _EVALUATED.fullmatch(key):
+        if match := EVALUATED.fullmatch(key):
             # Of several pass@k the last one is logged for the largest k.
             kind = match["metric"].partition("@")[0]
             found.setdefault(match["name"] or "", {})[kind] = f"{match['metric']} {value:.3g}"

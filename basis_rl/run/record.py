@@ -89,12 +89,8 @@ def load_run_info(folder: str | Path) -> RunInfo:
         raise ValueError(f"'{path}' cannot be read: {error}.") from error
 
 
-def has_model(folder: Path) -> bool:
-    """Whether the weights of a trained model are in the folder."""
-    return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
-
-
 def is_finished(folder: Path) -> bool:
     """Whether a folder holds a run that was trained to its end, with its model saved to the last byte."""
-    whole = has_model(folder) and (folder / RUN_FILE).is_file() and not was_cut_off(folder)
+    has_model = any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+    whole = has_model and (folder / RUN_FILE).is_file() and not was_cut_off(folder)
     return whole and bool(json.loads((folder / RUN_FILE).read_text()).get("finished"))

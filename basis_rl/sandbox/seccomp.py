@@ -231,15 +231,6 @@ def _refuse(number: int, rule: Refusal) -> list[tuple[int, int, int, int]]:
     return [(_EQUAL, 0, len(body), number), *body]
 
 
-def available() -> bool:
-    """Whether the kernel filters, and refuses by errno."""
-    if MACHINE is None:
-        return False
-    action = ctypes.c_uint32(_ERRNO)
-    get_action_available = 2
-    return syscall(_SECCOMP[MACHINE], get_action_available, 0, ctypes.byref(action)) == 0
-
-
 def install(program: bytes) -> None:
     """For this process and all that it starts. Needs no_new_privs."""
 

@@ -288,6 +288,11 @@ class BasisConfig(GRPOConfig):
         }
 
     @property
+    def prompts_per_batch(self) -> int:
+        """Prompts of a generation batch."""
+        return self.generation_batch_size // self.num_generations
+
+    @property
     def group_size(self) -> str:
         """Rollouts of a prompt in words: ``8``, or ``8 (at most 24)``."""
         most = "" if self.max_generations is None else f" (at most {self.max_generations})"

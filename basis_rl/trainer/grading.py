@@ -7,12 +7,12 @@ import inspect
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from basis_rl.rewards.call import failure, is_coroutine, reward_arguments, scores_of, turn_rewards_of
+from basis_rl.rewards.call import failure, is_coroutine, reward_arguments, scores_of
 from basis_rl.run.errors import RewardFailed
 from basis_rl.trainer.conversation import StreamedRollout
 
@@ -43,25 +43,16 @@ class Grader:
     more, with all groups that have ended by then.
 
     Args:
-        functions: the run's reward functions.
-        names: of the functions.
-        state: returns what functions are given as ``trainer_state``, which a training replaces when it begins.
-        truncated: whether token ids were cut off by the length limit.
-        loop: on which coroutines run.
+        trainer: the run, with its reward functions and the event loop of its coroutines.
 
     Attributes:
         turn: is held by who calls functions that are called by one thread at a time.
     """
 
-    def __init__(
-        self,
-        functions: Sequence[Any],
-        names: Sequence[str],
-        state: Callable[[], Any],
-        truncated: Callable[[Sequence[int]], bool],
-        loop: Callable[[], asyncio.AbstractEventLoop],
-    ) -> None:
-        self._functions = list(zip(names, functions, strict=True))
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        functions = trainer.functions
+        self._functions = list(zip(trainer.reward_func_names, functions, strict=True))
         alone = [
             is_coroutine(each)
             or getattr(each, "thread_safe", False)
@@ -70,9 +61,6 @@ class Grader:
         ]
         self._alone = [index for index, each in enumerate(alone) if each]
         self._together = [index for index, each in enumerate(alone) if not each]
-        self._state = state
-        self._truncated = truncated
-        self._loop = loop
         self.turn = threading.Lock()
         self._changing = threading.Lock()
         self._waiting: list[Entry] = []
@@ -178,17 +166,18 @@ class Grader:
         rows = [entry.row for entry in entries for _ in entry.rollouts]
         rollouts = [rollout for entry in entries for rollout in entry.rollouts]
         columns: dict[str, list[Any]] = {}
-        said = [(each.completion, each.completion_ids, self._truncated(each.completion_ids)) for each in rollouts]
-        given = reward_arguments(rows, [each.prompt for each in rollouts], said, self._state(), columns)
+        cut_off = self._trainer.is_truncated
+        said = [(each.completion, each.completion_ids, cut_off(each.completion_ids)) for each in rollouts]
+        # Training replaces its state when it begins.
+        given = reward_arguments(rows, [each.prompt for each in rollouts], said, self._trainer.state, columns)
         given["log_metric"] = self._noted
         if entries[0].environments is not None:
             given["environments"] = [each for entry in entries for each in entry.environments or []]
         try:
             returned = function(**given)
             if is_coroutine(function):
-                returned = asyncio.run_coroutine_threadsafe(returned, self._loop()).result()
-            scores = scores_of(returned, len(rollouts))
-            by_turn = turn_rewards_of(returned, scores)
+                returned = asyncio.run_coroutine_threadsafe(returned, self._trainer.async_loop).result()
+            scores, by_turn = scores_of(returned, len(rollouts))
         # Also what ends a process, or cancels a coroutine: others wait for this call.
         except BaseException as error:
             raise RewardFailed(f"{failure(name, error)}.") from error

@@ -14,7 +14,7 @@ from basis_rl.functional.balance import Row, divide
 from basis_rl.objectives import AnyObjective
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.loss import Inputs, depending_on_micro_batches
-from basis_rl.trainer.packing import Method
+from basis_rl.trainer.packing import Method, joined_rows
 
 # What stands where a tensor has no row and no token, if not 0: a weight, of which losses take the logarithm, and the
 # number of a row that is not one.
@@ -73,9 +73,7 @@ def by_tokens(
 
 
 def _of_window(accelerator: Accelerator, batches: Sequence[Inputs], budget: int, shared: bool) -> list[Inputs]:
-    # Of a tensor without rows, and of anything else, all micro-batches have the same.
-    names = [name for name, value in batches[0].items() if isinstance(value, Tensor) and value.ndim]
-    whole = {name: torch.cat([batch[name] for batch in batches]) for name in names}
+    whole = joined_rows(batches)
     layout = divide(_rows(whole, shared), accelerator.num_processes, budget)
     mine = layout[accelerator.process_index]
     # A mean over these rows becomes their share of a mean over all B rows of each micro-batch of TRL's.

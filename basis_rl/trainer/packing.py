@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.models.mixtral import modeling_mixtral
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+from basis_rl.engine.local import in_mode
 from basis_rl.functional.packing import pack_rows, window_order
 from basis_rl.run.seams import attributes
 from basis_rl.trainer.attention import attention_name, is_known, let_through_packed_rows, types_of_rows_apart
@@ -125,16 +126,11 @@ def draws_random_numbers(model: Any, **asked: Any) -> bool:
         **asked: further arguments of its forward pass.
     """
     weight = next(model.parameters())
-    modes = {module: module.training for module in model.modules()}
-    with random_numbers_kept(weight.device), torch.no_grad():
+    with random_numbers_kept(weight.device), torch.no_grad(), in_mode(model, training=True):
         before = random_states(weight.device)
         ids = torch.ones(1, ASKED, dtype=torch.int64, device=weight.device)
-        model.train()
         model(input_ids=ids, use_cache=False, **asked)
-        after = random_states(weight.device)
-    for module, mode in modes.items():
-        module.training = mode
-    return before != after
+        return before != random_states(weight.device)
 
 
 class Scorer:
@@ -233,6 +229,12 @@ def _each_row(output: Any, unpack: Callable[[Tensor], Tensor]) -> Any:
     return output
 
 
+def joined_rows(batches: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """The tensors of micro-batches that have rows, with those of all; of anything else all have the same."""
+    names = [name for name, value in batches[0].items() if isinstance(value, Tensor) and value.ndim]
+    return {name: torch.cat([batch[name] for batch in batches]) for name in names}
+
+
 def reordered(batches: Sequence[dict[str, Any]], window: int, shared: bool) -> list[dict[str, Any]]:
     """A rank's micro-batches with rows moved within each optimizer step's window: about as many tokens in each.
 
@@ -244,9 +246,7 @@ def reordered(batches: Sequence[dict[str, Any]], window: int, shared: bool) -> l
     found: list[dict[str, Any]] = []
     for begin in range(0, len(batches), window):
         chosen = batches[begin : begin + window]
-        # Of a tensor without rows, and of anything else, all micro-batches have the same.
-        names = [name for name, value in chosen[0].items() if isinstance(value, Tensor) and value.ndim]
-        whole = {name: torch.cat([batch[name] for batch in chosen]) for name in names}
+        whole = joined_rows(chosen)
         lengths = (whole["prompt_mask"].sum(1) + whole["completion_mask"].sum(1)).tolist()
         prompts = [tuple(row) for row in whole["prompt_ids"].tolist()]
         numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}

@@ -154,8 +154,7 @@ class Plan:
     @functools.cached_property
     def first_rows(self) -> Dataset | None:
         """The training rows; of a stream, as many as are checked. None if there is no dataset."""
-        prompts = self.args.generation_batch_size // self.args.num_generations
-        return first_rows(self.train_dataset, max(prompts, _LONGEST))
+        return first_rows(self.train_dataset, max(self.args.prompts_per_batch, _LONGEST))
 
     @property
     def sets(self) -> dict[str, Dataset]:
@@ -662,7 +661,7 @@ def check_size(plan: Plan) -> None:
     """There is at least one generation batch."""
     args = plan.args
     dataset = plan.first_rows
-    prompts = args.generation_batch_size // args.num_generations
+    prompts = args.prompts_per_batch
     if dataset is not None and len(dataset) < prompts:
         raise ValueError(
             f"The training dataset has {len(dataset)} prompts, but one generation batch takes {prompts} different ones "
@@ -676,7 +675,7 @@ def name_leftovers(plan: Plan) -> None:
     """Say which prompts are never trained on: those after the last whole batch, where every epoch has one order."""
     args = plan.args
     dataset = plan.train_dataset
-    prompts = args.generation_batch_size // args.num_generations
+    prompts = args.prompts_per_batch
     if args.shuffle_dataset or plan.draws_prompts or not isinstance(dataset, Dataset):
         return
     if left := len(dataset) % prompts:
@@ -774,7 +773,7 @@ def check_stream(plan: Plan) -> None:
         raise ValueError(f"rollouts: stream does not work with {', '.join(other)}: set rollouts to sync.")
     batches = args.batches_in_flight
     assert batches is not None
-    prompts = args.generation_batch_size // args.num_generations
+    prompts = args.prompts_per_batch
     if len(plan.train_dataset) < batches * prompts:
         raise ValueError(
             f"rollouts: stream would have {batches * prompts} prompts in flight (batches_in_flight {batches} x "

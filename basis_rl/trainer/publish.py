@@ -339,11 +339,10 @@ def _settings(args: BasisConfig) -> dict[str, str]:
     kl = f"{args.kl_estimator} in the {args.kl_placement}, coefficient {args.beta:g}"
     if args.kl_estimator == "k3" and args.kl_placement == "loss":
         kl += ", times the ratio (use_bias_correction_kl)" if args.use_bias_correction_kl else ", not times the ratio"
-    prompts = args.generation_batch_size // args.num_generations
     scheduler = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     return {
         "KL to the reference": kl if args.beta != 0 else "none",
-        "generation batch": f"{prompts} prompts x {args.group_size} rollouts",
+        "generation batch": f"{args.prompts_per_batch} prompts x {args.group_size} rollouts",
         "sampling": f"temperature {args.temperature:g}, top-p {args.top_p:g}",
         "completion": f"at most {args.max_completion_length} tokens",
         "learning rate": f"{args.learning_rate:g}, {scheduler}",

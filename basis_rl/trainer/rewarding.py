@@ -11,7 +11,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from basis_rl.rewards.call import failure, is_coroutine, scores_of, turn_rewards_of
+from basis_rl.rewards.call import failure, is_coroutine, scores_of
 from basis_rl.run.errors import RewardFailed
 
 _WARN_AFTER = 10
@@ -43,8 +43,7 @@ class RewardGuard:
         return [list(row) for row in zip(*(each or [[]] * size for each in self._by_turn), strict=True)]
 
     def _read(self, index: int, returned: Any, size: int) -> list[float]:
-        scores = scores_of(returned, size)
-        self._by_turn[index] = turn_rewards_of(returned, scores)
+        scores, self._by_turn[index] = scores_of(returned, size)
         return scores
 
     def _guarded(self, index: int, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,9 +79,7 @@ class RewardGuard:
         accelerator = self.accelerator
         self._failures = []
         messages = [f"{message}, on rank {accelerator.process_index}" for message, _ in mine]
-        if accelerator.num_processes > 1:
-            messages = gather_object(messages)
-        if messages:
+        if messages := gather_object(messages):
             more = f" ({len(messages) - 1} more such failure(s) in this batch.)" if len(messages) > 1 else ""
             raise RewardFailed(f"{messages[0]}.{more}") from (mine[0][1] if mine else None)
 

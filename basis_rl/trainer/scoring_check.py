@@ -9,7 +9,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from basis_rl.engine.local import in_mode
+from basis_rl.run.seams import attributes
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.packing import IGNORED, Method, Scorer
 from basis_rl.trainer.random_numbers import random_numbers_kept
@@ -87,7 +89,7 @@ def settled(
     rows = asked_rows(known, count, longest or PROMPT + max(ROLLOUTS), next(model.parameters()).device)
     temperature = args.temperature if whole else None
     told: list[str] = []
-    with torch.no_grad(), _evaluating(model), _narrow_windows(model, config, longest), _stirred(model):
+    with torch.no_grad(), in_mode(model, training=False), _narrow_windows(model, config, longest), _stirred(model):
         for each in _nearest_first(method):
             try:
                 off, right = _differences(model, each, rows, precisions, temperature)
@@ -242,33 +244,15 @@ def _difference(model: Any, method: Method, rows: Rows, expected: Sequence[Tenso
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-@contextmanager
 def _narrow_windows(model: nn.Module, config: Any, longest: int | None) -> Iterator[None]:
     """Within it sliding windows that are shorter than the longest row are `WINDOW` tokens wide, so that short rows show
     them; in the configuration and in modules."""
-    owners = [config, config.get_text_config(), *model.modules()]
-    before: list[tuple[Any, str, int]] = []
-    for owner in owners:
-        for name, value in list(vars(owner).items()):
-            if "window" in name and type(value) is int and WINDOW < value < (longest or math.inf):
-                before.append((owner, name, value))
-    for owner, name, _ in before:
-        setattr(owner, name, WINDOW)
-    try:
+    with ExitStack() as narrowed:
+        for owner in (config, config.get_text_config(), *model.modules()):
+            windows = {name: size for name, size in vars(owner).items() if "window" in name and type(size) is int}
+            wide = [name for name, size in windows.items() if WINDOW < size < (longest or math.inf)]
+            narrowed.enter_context(attributes(owner, **dict.fromkeys(wide, WINDOW)))
         yield
-    finally:
-        for owner, name, value in reversed(before):
-            setattr(owner, name, value)
 
 
 @contextmanager

@@ -120,7 +120,7 @@ def tried_belief(
             # A prompt that an environment makes has no text yet.
             beside.text_prior.know({name: text for name, text in zip(prompt_ids, texts, strict=True) if text})
     try:
-        drawn(sampler, belief, prompt_ids, args.generation_batch_size // args.num_generations)
+        drawn(sampler, belief, prompt_ids, args.prompts_per_batch)
     # Nothing has been spent yet: a mistake in the settings.
     except SelectionFailed as error:
         raise ValueError(str(error)) from error
@@ -135,7 +135,7 @@ def _name_blind_draws(
     count = args.num_train_epochs
     if args.max_steps > 0:
         batches = args.max_steps * args.gradient_accumulation_steps / (args.steps_per_generation * args.num_iterations)
-        count = batches * args.generation_batch_size / args.num_generations / len(prompt_ids)
+        count = batches * args.prompts_per_batch / len(prompt_ids)
     reads_texts = "prompt_texts" in getattr(belief, "requires", ())
     if not sampler.needs_belief or reads_texts or count >= _FEW_DRAWS:
         return
@@ -196,7 +196,7 @@ class Selection:
 
     def __post_init__(self) -> None:
         self.num_generations = self.args.num_generations
-        self.size = self.args.generation_batch_size // self.num_generations
+        self.size = self.args.prompts_per_batch
         texts = (problem_text(row.get("prompt", "")) for row in self.dataset)
         self.belief = tried_belief(self.sampler, self.baseline, self.prompt_ids, texts, self.args, self.reward_range)
         # The trainer updates and saves the baseline; only a separate belief is left to do here.

@@ -168,28 +168,22 @@ class Stream:
     one before (`TrainingClient.prove`), so whatever ended before a proof was asked for has the right weights.
 
     Args:
-        engine: the run's `basis_rl.engine.generation.Generation`.
         trainer: the run; conversations are TRL's own, with its state.
-        grader: scores groups.
-        tokenizer: of the policy; the stream makes a copy.
         pace: of the stream.
-        size: groups of a generation batch.
-        num_generations: G.
     """
 
-    def __init__(
-        self, engine: Any, trainer: Any, grader: Grader, tokenizer: Any, pace: Pace, size: int, num_generations: int
-    ) -> None:
-        self.engine = engine
-        self.grader = grader
+    def __init__(self, trainer: Any, pace: Pace) -> None:
+        self.engine = trainer.vllm_generation
+        self.grader = Grader(trainer)
         self.pace = pace
-        self.size = size
-        self.num_generations = num_generations
+        # Groups of a generation batch, and rollouts of a group.
+        self.size: int = trainer.args.prompts_per_batch
+        self.num_generations: int = trainer.args.num_generations
         self._trainer = trainer
         # Padding and truncation, which other threads may set, would change a tokenizer that is in use.
-        self._tokenizer = copy.deepcopy(tokenizer)
+        self._tokenizer = copy.deepcopy(trainer.processing_class)
         # Greedy rollouts and evaluations change the engine's own for a while.
-        self._sampling = engine.sampling()
+        self._sampling = self.engine.sampling()
         self._environments = Environments(trainer.environment_factories)
         self._changed = threading.Condition()
         self._groups: list[Group] = []

@@ -30,7 +30,7 @@ import torch
 from accelerate.utils import gather_object, is_peft_model, send_to_device
 from datasets import Dataset
 from huggingface_hub import CommitInfo
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
@@ -70,7 +70,6 @@ from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSign
 from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout, reads_boxes
 from basis_rl.trainer.gather import gather_batch, gather_rows, local_rows, prompt_ids_of
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
-from basis_rl.trainer.grading import Grader
 from basis_rl.trainer.logs import (
     EvalScores,
     StepMeans,
@@ -156,19 +155,14 @@ class BasisTrainer(GRPOTrainer):
     """
 
     _tag_names = ("trl", "basis-rl")
-    reads: frozenset[str] | None = frozenset()
-    draws_problems = False
     # TRL sets these; mypy does not see it.
     rollout_func: Any
     reward_func_names: list[str]
     eos_token_ids: list[int]
     _guarded: list[Any]
-    _pending_extra_logs: Any
-    _pending_metrics: Any
     _buffered_inputs: Any
     _step: int
     _last_loaded_step: int
-    _current_train_step_time: float
 
     def __init__(
         self,
@@ -461,19 +455,14 @@ class BasisTrainer(GRPOTrainer):
         served = (self._generate_every, args.gradient_accumulation_steps)
         kind = f"{self.num_generations} x {reward_code(self.functions)}"
         pace = Pace(args.max_staleness, args.batches_in_flight, *served, args.rollout_timeout, kind)
-        stream = None
-        if self.accelerator.is_main_process:
-            named = (self.functions, self.reward_func_names)
-            given = (*named, lambda: self.state, self._is_truncated, lambda: self.async_loop)
-            size = args.generation_batch_size // self.num_generations
-            stream = Stream(engine, self, Grader(*given), self.processing_class, pace, size, self.num_generations)
+        stream = Stream(self, pace) if self.accelerator.is_main_process else None
         return StreamedBatches(engine, stream, pace, self._block, self.train_dataset)
 
     def _block(self, number: int) -> Draw:
         """The prompts of a generation batch, drawn by the sampler or, in dataset order, those of TRL's sampler."""
         if self.selection is not None:
             return self.selection.draw(number)
-        size = self.args.generation_batch_size // self.num_generations
+        size = self.args.prompts_per_batch
         epoch, place = divmod(number, len(self.train_dataset) // size)
         if self._epoch_order[0] != epoch:
             self._epoch_order = (epoch, list(islice(self.epoch_order(epoch), 0, None, self.num_generations)))
@@ -745,19 +734,19 @@ class BasisTrainer(GRPOTrainer):
             # together.
             values = self._pending_extra_logs[column]
             values[:] = [*values, *[None] * len(prompts)][: len(prompts)]
-        self._drawn = list(map(Rollout, prompts, completions, token_ids, map(self._is_truncated, token_ids)))
+        self._drawn = list(map(Rollout, prompts, completions, token_ids, map(self.is_truncated, token_ids)))
         return rewards
 
     def _scores(self, inputs: Any, prompts: Any, completions: Any, token_ids: list[list[int]]) -> Tensor:
         """``(N, F)`` of all ranks' rollouts. Raises RewardFailed on every rank if a function fails on one."""
-        rows = [{**row, "truncated": self._is_truncated(ids)} for row, ids in zip(inputs, token_ids, strict=True)]
+        rows = [{**row, "truncated": self.is_truncated(ids)} for row, ids in zip(inputs, token_ids, strict=True)]
         stream = self._streamed.stream if self._streamed is not None else None
         with nullcontext() if stream is None else stream.grader.alone(stream.pace.seconds):
             scores: Tensor = super()._calculate_rewards(rows, prompts, completions, token_ids)
         self._guard.check()
         return scores
 
-    def _is_truncated(self, token_ids: Sequence[int]) -> bool:
+    def is_truncated(self, token_ids: Sequence[int]) -> bool:
         """Whether the length limit cut a rollout off. Ending at a stop string leaves no end token either."""
         return len(token_ids) >= (self.max_completion_length or 1) and token_ids[-1] not in self.eos_token_ids
 
@@ -1257,7 +1246,7 @@ class BasisTrainer(GRPOTrainer):
             epoch=lambda: int(self.state.epoch or 0) if epoch is None else epoch,
             data_source=self.train_dataset if dataset is None else dataset,
             mini_repeat_count=self.args.num_generations,
-            batch_size=self.args.generation_batch_size // self.args.num_generations,
+            batch_size=self.args.prompts_per_batch,
             # The data loader reads a generation batch once for each micro-batch that is trained on.
             repeat_count=self._generate_every if epoch is None else 1,
             shuffle=self.shuffle_dataset,
@@ -1398,13 +1387,21 @@ class BasisTrainer(GRPOTrainer):
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _checkpoint_size(self) -> float:
+        """About how many bytes a checkpoint has."""
+        modules: list[nn.Module] = [self.model]
+        if self._critic is not None and not self.args.save_only_model:
+            modules.append(self._critic.module)
         sizes = [
             # A parameter that ZeRO-3 shards is empty here; ds_numel is its full size.
-            (getattr(p, "ds_numel", p.numel()), p.element_size(), p.requires_grad)
-            for p in self.model.parameters()
+            (getattr(p, "ds_numel", p.numel()), p.element_size(), p.requires_grad and not self.args.save_only_model)
+            for module in modules
+            for p in module.parameters()
         ]
-        needed = sum(checkpoint_bytes(count, count * trained, bytes_each) for count, bytes_each, trained in sizes)
+        return sum(checkpoint_bytes(count, count * trained, bytes_each) for count, bytes_each, trained in sizes)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        needed = self._checkpoint_size()
         if self.args.should_save:
             check_place(str(self.args.output_dir))
         with naming_a_full_disk(str(self.args.output_dir), needed):

@@ -54,10 +54,6 @@ def test_each_baseline_serves_as_by_itself_or_names_what_it_lacks(name):
     assert estimator.step == 4
 
 
-def test_a_registered_name_will_do():
-    assert Estimator("rloo", "X").estimate(*drawn(0)).abs().sum() > 0
-
-
 def test_nothing_is_learnt_from_a_row_without_tokens():
     with_padding, without = (Estimator(BasisHistory(fixed_range=(0, 1)), "X") for _ in range(2))
     rewards, mask, groups, ids = drawn(1)

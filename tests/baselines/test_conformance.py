@@ -46,12 +46,18 @@ VARIANTS += [
     ("basis_history", {"belief": "gaussian"}),
     ("basis_history", {"belief": "gaussian", "values": GRADED}),
 ]
+WEIGHTINGS = ("unb", "vop", "rvg")
+CALIBRATIONS = ("common", "likelihood", "literal")
+# Each two of the values of these four parameters meet.
+VARIANTS += [
+    ("basis", {"values": TABLE, "weighting": weighting, "calibration": calibration, "smoothing": 0.5})
+    for weighting in WEIGHTINGS
+    for calibration in CALIBRATIONS
+]
 VARIANTS += [
     ("basis", {"values": values, "weighting": weighting, "calibration": calibration, "smoothing": smoothing})
-    for values in (TABLE, GRADED)
-    for weighting in ("unb", "vop", "rvg")
-    for calibration in ("common", "likelihood", "literal")
-    for smoothing in (0.5, 0.0)
+    for weighting, calibration in zip(WEIGHTINGS, CALIBRATIONS, strict=True)
+    for values, smoothing in ((TABLE, 0.0), (GRADED, 0.5), (GRADED, 0.0))
 ]
 
 

@@ -517,15 +517,6 @@ def test_gdpo_normalises_each_reward_for_itself(seed):
     assert_values(found.baseline, means)
 
 
-@pytest.mark.filterwarnings("error")
-def test_gdpo_is_silent_where_no_prompt_has_two_rollouts():
-    parts = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    batch = batch_of([1.0, 1.0], reward_parts=parts, reward_weights=torch.ones(2))
-    found = build_baseline("gdpo").advantages(batch)
-    assert found.values.tolist() == [0.0, 0.0]
-    assert found.metrics["undefined"] == 1.0
-
-
 def test_alpha_of_gpg_counts_the_groups_that_teach():
     batch = batch_of([1.0, 0.0, 1.0, 1.0, 0.0, 0.0, torch.nan], groups=[0, 0, 1, 1, 2, 2, 2])
     result = build_baseline("dr_grpo", alpha=True).advantages(batch)
@@ -553,16 +544,3 @@ def test_the_tables_value_alone():
     scored = ~batch.rewards.isnan()
     errors = [((batch.rewards - each.baseline)[scored] ** 2).mean() for each in (tilted, static)]
     assert errors[0] < errors[1]  # beta was chosen for it
-
-
-@pytest.mark.parametrize("size", [2, 4, 8])
-def test_max_rl_climbs_log_p_up_to_the_order_of_its_group_less_one(size):
-    """The expected step, all groups summed out, is the gradient of the series ``-sum_k (1 - p)^k / k``."""
-    p = 0.3
-    step = 0.0
-    for right in range(size + 1):
-        rewards = [1.0] * right + [0.0] * (size - right)
-        values = build_baseline("max_rl").advantages(batch_of(rewards, groups=[0] * size)).values
-        scores = torch.tensor([1 / p if r else -1 / (1 - p) for r in rewards], dtype=torch.float64)
-        step += math.comb(size, right) * p**right * (1 - p) ** (size - right) * float((values * scores).mean())
-    assert step == pytest.approx(sum((1 - p) ** (k - 1) for k in range(1, size)), rel=1e-4)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from basis_rl.baselines import build_baseline
-from basis_rl.baselines.base import mean_of_others
 from basis_rl.conformance.baselines import example_batch
 from basis_rl.values import ValueTable
 
@@ -16,10 +15,6 @@ TABLE = ValueTable.from_rewards({p: [1.0] * i + [0.0] * (7 - i) for i, p in enum
 GATED = [("ppo", {}), ("ppo", {"lam": 0.5, "whiten_advantages": False}), ("sao", {})]
 GATED += [("spo", {"normalize": False, "fixed_range": [0.0, 1.0]}), ("basis", {"values": TABLE})]
 GATED += [("basis_history", {}), ("basis_history", {"target": "optimal_token"})]
-
-
-def build(name, **kwargs):
-    return build_baseline(name, **kwargs)
 
 
 def batch_of(baseline, seed, solved=None):
@@ -44,15 +39,9 @@ def others(rewards):
     return found
 
 
-@pytest.mark.parametrize("count", [1, 9])
-def test_the_mean_of_the_others(count):
-    batch = example_batch(build("ppo"), IDS, seed=4).take(torch.arange(count))
-    assert mean_of_others(batch).tolist() == pytest.approx(others(batch.rewards.tolist()))
-
-
 @pytest.mark.parametrize(("name", "kwargs"), GATED)
 def test_a_closed_gate_leaves_the_mean_of_the_others(name, kwargs):
-    baseline = build(name, **kwargs, ev_gate=True)
+    baseline = build_baseline(name, **kwargs, ev_gate=True)
     batch = batch_of(baseline, 1)
     found = baseline.advantages(batch)
     assert found.metrics["gate"] == 0.0
@@ -69,7 +58,7 @@ def test_a_closed_gate_leaves_the_mean_of_the_others(name, kwargs):
 
 
 def test_critic_in_a_closed_gate_gives_turns_their_own_rewards():
-    baseline = build("ppo", lam=0.5, whiten_advantages=False, ev_gate=True)
+    baseline = build_baseline("ppo", lam=0.5, whiten_advantages=False, ev_gate=True)
     batch = batch_of(baseline, 1)
     row = int((batch.action_mask.sum(dim=1) > 2).nonzero()[0])
     first = torch.zeros_like(batch.values)
@@ -83,8 +72,8 @@ def test_critic_in_a_closed_gate_gives_turns_their_own_rewards():
 @pytest.mark.parametrize(("name", "kwargs"), GATED)
 def test_the_gate_is_open_while_earlier_batches_were_explained(name, kwargs):
     """The state decides, not the batch; it is that of a loop over what the baseline says before it learns."""
-    baseline = build(name, **kwargs, ev_gate=True)
-    plain = build(name, **kwargs)
+    baseline = build_baseline(name, **kwargs, ev_gate=True)
+    plain = build_baseline(name, **kwargs)
     unexplained = total = 0.0
     opened = []
     easy = {4, 5, 6, 7}
@@ -115,7 +104,7 @@ def test_the_gate_is_open_while_earlier_batches_were_explained(name, kwargs):
     assert 1.0 in opened[1:6], "it was explained"
     if name in ("ppo", "sao"):
         assert 0.0 in [*opened[5:], float(baseline.gate.is_open)], "it misleads"
-    again = build(name, **kwargs, ev_gate=True)
+    again = build_baseline(name, **kwargs, ev_gate=True)
     again.load_state_dict(baseline.state_dict())
     assert again.gate.variances == baseline.gate.variances
     last = batch_of(baseline, 9, easy)

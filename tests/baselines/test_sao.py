@@ -1,42 +1,13 @@
-"""SAO's critic: PPO's with other settings (`test_ppo.py` has its equations), and what of its model is frozen."""
-
-import math
+"""What of the model of SAO's critic is frozen; `test_ppo.py` has its equations."""
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from basis_rl.baselines import Ppo, Sao, build_baseline
+from basis_rl.baselines import Ppo, Sao
 from basis_rl.baselines.ppo import ValueHead, freeze_attention
-from basis_rl.types import RolloutBatch
 from tests.support.architectures import ARCHITECTURES, small_model
 from tests.support.tiny import tiny_tokenizer
-
-# Actions with tool output between them, rows of one action and of none, and one without a reward.
-MASK = torch.tensor(
-    [[1, 1, 0, 0, 1, 1], [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [1, 1, 0, 1, 0, 0]]
-).bool()
-REWARDS = torch.tensor([1.0, 0.0, 1.0, math.nan, 0.5])
-
-
-def given_batch():
-    values = torch.rand(MASK.shape, generator=torch.Generator().manual_seed(0))
-    ids = [f"prompt-{i}" for i in range(5)]
-    return RolloutBatch(
-        rewards=REWARDS, group_ids=torch.arange(5), prompt_ids=ids, action_mask=MASK, step=0, values=values
-    )
-
-
-def test_sao_is_ppo_with_other_settings():
-    settings = {"lam_alpha": 1.5, "critic_lam": 1.0, "critic_model": "policy", "critic_learning_rate": 5e-6}
-    settings |= {"critic_epochs": 2, "critic_warmup_steps": 10, "critic_freeze_attention": True}
-    sao = build_baseline("sao")
-    assert sao.learning == Ppo(**settings).learning
-    assert [sao.policy_waits(step) for step in (0, 9, 10)] == [True, True, False]
-    batch = given_batch()
-    assert torch.equal(sao.advantages(batch).values, Ppo(**settings).advantages(batch).values)
-    assert not torch.equal(sao.advantages(batch).values, Ppo().advantages(batch).values)
-
 
 # Names of what mixes tokens in transformers' models, found here by names and there by classes.
 MIXERS = {"self_attn", "attn", "attention", "self_attention", "linear_attn", "mamba", "conv", "mixer"}

@@ -72,6 +72,9 @@ def test_a_broken_environment_is_one_message_and_no_weights_are_loaded(command, 
     assert "'Failing.reset' with the columns seed: AttributeError" in capsys.readouterr().err
     assert main([command, recipe(environment_kwargs={"sise": 3})]) == 2
     assert "unexpected keyword argument 'sise'" in capsys.readouterr().err
+    assert main([command, recipe(learning_rate=0.0)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("basis-rl: error: learning_rate is 0"), "its rows need no prompts beside another mistake"
 
 
 @pytest.mark.parametrize(

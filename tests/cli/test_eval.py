@@ -215,8 +215,7 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("inside", ["", "checkpoint-2", "final"])
-@pytest.mark.parametrize("case", [CHOICES, PROGRAMS, LINES])
+@pytest.mark.parametrize(("case", "inside"), [(CHOICES, ""), (PROGRAMS, "checkpoint-2"), (LINES, "final")])
 def test_a_run_is_asked_and_graded_as_it_was_trained(case, inside, model, tmp_path, capsys, monkeypatch):
     run = tmp_path / "run"
     shutil.copytree(model, run / inside, dirs_exist_ok=True)

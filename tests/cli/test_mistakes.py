@@ -10,7 +10,7 @@ import yaml
 from basis_rl import names
 from basis_rl.cli.main import main
 from basis_rl.recipe.sources import known_keys
-from basis_rl.trainer import BasisConfig, BasisTrainer
+from basis_rl.trainer import BasisTrainer
 
 
 def test_output_that_nobody_reads_to_its_end_is_no_error():
@@ -43,10 +43,8 @@ def written(folder, **keys):
 
 @pytest.mark.parametrize(
     ("key", "meant"),
-    [("model", "model_name_or_path"), ("lr", "learning_rate"), ("batch_size", "per_device_train_batch_size"),
-     ("data", "dataset_name"), ("epochs", "num_train_epochs"), ("group_size", "num_generations"),
-     ("reward", "reward_funcs"), ("learning-rte", "learning-rate")],
-)  # fmt: skip
+    [("model", "model_name_or_path"), ("lr", "learning_rate"), ("learning-rte", "learning-rate")],
+)
 def test_what_a_key_is_called_elsewhere_leads_to_it(key, meant, tmp_path, capsys):
     assert main(["check", written(tmp_path), f"--{key}", "1"]) == 2
     assert f"'--{meant}'" in capsys.readouterr().err
@@ -82,9 +80,3 @@ def test_columns_within_records_and_of_other_files_are_left_to_the_loader(tmp_pa
 def test_a_misspelt_argument_in_python_leads_to_the_right_one():
     with pytest.raises(TypeError, match=r"'basline'.*'baseline'"):
         BasisTrainer("m", basline="rloo")
-
-
-def test_what_trl_refuses_names_the_keys_to_set(tmp_path):
-    sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "use_cpu": True, "bf16": False}
-    with pytest.raises(ValueError, match="is per_device_train_batch_size x steps_per_generation"):
-        BasisConfig(str(tmp_path), num_generations=3, **sizes)

@@ -179,7 +179,9 @@ def test_two_real_runs_one_of_them_interrupted(recipe, tmp_path, capsys):
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 75, output[-2000:]
     assert "Stopped. The same command resumes." in output
-    assert list(first.glob("checkpoint-*"))
+    stopped = re.search(r"Stopped by a signal after step (\d+) of 200\.", (first / "train.log").read_text())
+    assert (first / f"checkpoint-{stopped[1]}").is_dir()
+    assert not (first / "model.safetensors").exists()
     assert not second.exists()
 
     assert main(arguments) == 0

@@ -43,25 +43,25 @@ def server(model):
 @pytest.mark.parametrize(("baseline", "group", "lora"), [("basis", 1, False), ("otb", 4, False), ("rloo", 4, True)])
 def test_every_sync_arrives_and_is_checked(baseline, group, lora, server, model, tmp_path):
     settings = {"peft_config": LORA} if lora else {}
-    trained = trainer(tmp_path, model, server.url, baseline, num_generations=group, **settings)
+    trained = trainer(tmp_path, model, server.url, baseline, num_generations=group, max_steps=2, **settings)
     trained.train()
-    assert_weights_arrived(trained)
+    assert_weights_arrived(trained, 2)
     assert trained.vllm_generation.recoveries == 0
     kinds = [server.kind(body) for body in server.requests]
     assert kinds[:2] == ["basis_state", "basis_hold"]
-    assert kinds[2:-1] == ["basis_hold", "basis_reload", "reset", "probe", "sampling", "basis_state"] * 4
+    assert kinds[2:-1] == ["basis_hold", "basis_reload", "reset", "probe", "sampling", "basis_state"] * 2
     assert kinds[-1] == "basis_hold", "released"
-    assert [body["args"][2] for body in server.asked("basis_hold")][1:-1] == [1, 2, 3, 4]
+    assert [body["args"][2] for body in server.asked("basis_hold")][1:-1] == [1, 2]
     assert all(len(body["prompt"][0]) > 20 for body in server.asked("probe"))
 
 
-def assert_weights_arrived(trained):
-    """In each of four batches; also asked of the real server, in test_vllm.py."""
-    assert len(logged(trained, "rollout/sync_error")) == 4
+def assert_weights_arrived(trained, batches=4):
+    """In each batch; also asked of the real server, in test_vllm.py."""
+    assert len(logged(trained, "rollout/sync_error")) == batches
     assert max(logged(trained, "rollout/sync_error")) < 1e-4
     assert max(logged(trained, "rollout/kl")) < 1e-6
     assert max(logged(trained, "rollout/log_ppl_gap")) < 1e-4
-    assert logged(trained, "rollout/masked") == [0.0] * 4
+    assert logged(trained, "rollout/masked") == [0.0] * batches
     assert not trained.vllm_generation.vllm_client.folder.exists(), "weights are left in shared memory"
 
 
@@ -175,9 +175,9 @@ def test_rollout_weights_reach_the_baseline(server, model, tmp_path):
             batches.append(batch)
             return super().advantages(batch)
 
-    settings = {"vllm_importance_sampling_mode": "token_truncate", "num_generations": 4}
+    settings = {"vllm_importance_sampling_mode": "token_truncate", "num_generations": 4, "max_steps": 2}
     trainer(tmp_path, model, server.url, Keep(max_rollout_weight=2.0), **settings).train()
-    assert len(batches) == 4
+    assert len(batches) == 2
     for batch in batches:
         torch.testing.assert_close(batch.rollout_weights, batch.action_mask.float(), rtol=0, atol=1e-4)
 

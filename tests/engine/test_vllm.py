@@ -12,8 +12,6 @@ from transformers import AutoModelForCausalLM
 
 from basis_rl.engine import Sampling, sample, sample_servers
 from basis_rl.engine.client import Client, request_seed
-from basis_rl.engine.server import Server, ServerError, ServerOptions, can_change, failure_reason
-from examples.quickstart.warm_start import build_model, save
 from tests.engine.test_client import TOKENS
 from tests.engine.test_generation import assert_weights_arrived
 from tests.support.processes import wait_until
@@ -54,14 +52,14 @@ def test_greedy_from_a_server_is_that_of_transformers(served):
 
 
 @pytest.mark.long
-def test_a_server_samples_by_the_seeds_whatever_else_is_in_flight(served):
+def test_a_server_samples_by_the_seeds_whatever_else_is_in_flight(vllm_server):
     def draw(seed=0, **settings):
         seeds = [request_seed(seed, i) for i in range(len(TOKENS))]
         return dict(
             sample_servers([url], tiny_tokenizer(), TOKENS, Sampling(12), seeds=seeds, num_samples=8, **settings)
         )
 
-    _, url = served
+    _, url = vllm_server
     many = draw(concurrency=16)
     assert draw(concurrency=1) == many
     rows = [tuple(c.token_ids) for completions in many.values() for c in completions]
@@ -69,15 +67,15 @@ def test_a_server_samples_by_the_seeds_whatever_else_is_in_flight(served):
     assert draw(seed=1) != many
 
 
-def test_a_server_says_what_it_refuses(served):
+def test_a_server_says_what_it_refuses(vllm_server):
     with pytest.raises(ValueError, match=r"HTTP 400.*(temperature|top_p)"):
-        dict(sample_servers([served[1]], tiny_tokenizer(), TOKENS[:1], Sampling(4, top_p=2.0), seeds=[0]))
+        dict(sample_servers([vllm_server[1]], tiny_tokenizer(), TOKENS[:1], Sampling(4, top_p=2.0), seeds=[0]))
 
 
-OTHERS = [pytest.param(*each, marks=pytest.mark.long) for each in (("otb", 4, False), ("rloo", 4, True))]
-
-
-@pytest.mark.parametrize(("baseline", "group", "lora"), [("basis", 1, False), *OTHERS])
+@pytest.mark.parametrize(
+    ("baseline", "group", "lora"),
+    [("basis", 1, False), pytest.param("rloo", 4, True, marks=pytest.mark.long)],
+)
 def test_every_sync_arrives(baseline, group, lora, served, tmp_path):
     model, url = served
     settings = {"peft_config": LORA} if lora else {}
@@ -104,18 +102,6 @@ def test_adapters_arrive_and_what_vllm_does_not_know_is_merged(tmp_path, caplog)
             assert trained.vllm_generation.vllm_client.model.startswith("basis-lora-") != merged
             assert any("merged weights are sent" in record.getMessage() for record in caplog.records) == merged
             assert all("basis-lora" not in each for each in Client(running.url).model().names)
-
-
-@pytest.mark.long
-def test_a_head_size_without_kernels_is_found_before_training(tmp_path):
-    tokenizer = tiny_tokenizer()
-    save(build_model(tokenizer, head_dim=24, layers=1), tokenizer, tmp_path / "model")
-    options = ServerOptions(str(tmp_path / "model"), port=0, dtype="float32", log=tmp_path / "server.log", extra=ENGINE)
-    started = Server(options)
-    with pytest.raises(ServerError, match=r"failed at its first request: .*head_dim=24.*\(log: .*server.log\)"):
-        started.start()
-    assert not can_change(failure_reason(options.log))
-    assert not started.client.is_healthy()
 
 
 @pytest.mark.long

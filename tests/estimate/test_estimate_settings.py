@@ -280,9 +280,3 @@ def test_the_engine_of_a_recipe_is_that_of_transformers(launch, settings, expect
     assert (found.engine, found.stage, found.offload_optimizer, found.offload_parameters) == expected
     assert found.world == launch.world
     assert found == launch or str(found).endswith(f"from {next(iter(settings))} of the recipe")
-
-
-def test_batches_of_a_planned_run_are_those_of_its_processes(tmp_path):
-    with planned(Launch(world=4)):
-        assert config(tmp_path).generation_batch_size == 4 * 8 * 2
-    assert config(tmp_path).generation_batch_size == 8 * 2

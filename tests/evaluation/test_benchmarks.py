@@ -51,7 +51,7 @@ def test_all_golds_of_the_benchmarks_verify(name, reward, shared_data):
 TRAINING = {"gsm8k_train.jsonl": [], "math_train.json": ["", ""]}
 
 
-@pytest.mark.parametrize("every", [50, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [50, pytest.param(1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("file", TRAINING)
 def test_golds_of_the_training_sets_verify_but_for_those_that_are_empty(file, every, reward, shared_data):
     problems = load(str(shared_data / file), on_missing_gold="drop")

@@ -1,7 +1,6 @@
 """An evaluation from prompts to scores with planted answers: what is kept, resumed, refused, scored and compared."""
 
 import json
-from math import comb
 from pathlib import Path
 
 import pytest
@@ -168,8 +167,6 @@ def test_k_are_the_powers_of_two_and_the_number_of_rollouts(n, ks):
     assert list(map(int, result.get("maj@k", {}))) == [k for k in ks if n > 1 and k > 1]
     for k in ks:
         assert result["pass@k"][str(k)]["value"] == pytest.approx(float(pass_at_k(n, right, k).mean()))
-        of_k = [comb(n - int(c), k) / comb(n, k) for c in right]
-        assert result["pass@k"][str(k)]["value"] == pytest.approx(1 - sum(of_k) / 3)
 
 
 def test_math_verify_s_own_number_stands_beside_ours(tmp_path, reward):

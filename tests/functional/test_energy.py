@@ -1,10 +1,9 @@
-"""Energies and alignment by action."""
+"""Energies, and the baselines that they weigh; `test_gae.py` has the alignment by action."""
 
 import pytest
 import torch
 
-from basis_rl.functional.energy import align, logit_gradient_energy, unalign, weighted_baseline
-from basis_rl.functional.gae import reward_to_go
+from basis_rl.functional.energy import logit_gradient_energy, weighted_baseline
 
 
 def test_energy_is_the_squared_logit_gradient():
@@ -22,20 +21,6 @@ def test_a_certain_token_has_no_energy():
     assert logit_gradient_energy(torch.tensor([0.0]), torch.tensor([1.0 - 1e-7])).item() == 0.0
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_alignment_counts_actions_and_comes_back(seed):
-    generator = torch.Generator().manual_seed(seed)
-    mask = torch.rand((7, 10), generator=generator) < 0.6
-    mask[3] = False
-    values = torch.rand((7, 10), generator=generator)
-    aligned = align(values, mask)
-    assert aligned.shape[1] == int(mask.sum(1).max())
-    for i in range(7):
-        taken = values[i][mask[i]].tolist()
-        assert aligned[i].tolist() == taken + [0.0] * (aligned.shape[1] - len(taken))
-    torch.testing.assert_close(unalign(aligned, mask), values * mask)
-
-
 @pytest.mark.parametrize("tail", ["zero", "last"])
 def test_where_nobody_of_the_group_is_alive_the_baseline_is_0(tail):
     returns, groups = torch.ones(4, 3, dtype=torch.float64), torch.tensor([0, 0, 1, 1])
@@ -43,11 +28,3 @@ def test_where_nobody_of_the_group_is_alive_the_baseline_is_0(tail):
     baseline, lonely = weighted_baseline(returns, torch.ones_like(returns), alive, groups, tail)
     assert baseline.tolist() == [[1.0, 0.0, 0.0]] * 2 + [[1.0, 1.0, 1.0]] * 2
     assert lonely.tolist() == [[False] * 3] * 2 + [[False, False, True], [False] * 3]
-
-
-def test_reward_to_go_passes_over_tool_output():
-    mask = torch.tensor([[True, False, True, True]])
-    kl = torch.tensor([[0.1, 9.0, 0.2, 0.3]])
-    result = reward_to_go(torch.tensor([1.0]), kl, mask)[0]
-    assert result.tolist() == pytest.approx([0.4, 0.5, 0.5, 0.7])
-    assert reward_to_go(torch.tensor([1.0]), None, mask)[0].tolist() == [1.0] * 4

@@ -120,13 +120,6 @@ def test_lambda_adapts_to_the_number_of_actions(case, alpha):
         torch.testing.assert_close(found[row], by_loops(*alone, 0.97, lam)[0], rtol=0, atol=1e-12)
 
 
-def test_values_outside_the_mask_do_not_matter():
-    rewards, values, mask, kl = batch(MASKS["tool output between"])
-    other, more = torch.where(mask, values, 100.0), torch.where(mask, kl, math.nan)
-    a, b = (gae(rewards, v, mask, k, gamma=0.9, lam=0.5) for v, k in ((values, kl), (other, more)))
-    assert torch.equal(a, b)
-
-
 @pytest.mark.parametrize("clip", [None, 0.2, 5.0])
 def test_value_loss_and_its_gradient(clip):
     generator = torch.Generator().manual_seed(0)

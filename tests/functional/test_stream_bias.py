@@ -160,13 +160,6 @@ def test_every_mode_is_unbiased_without_staleness(mode, seed):
     assert bias_of(on, new, new, reward, mode, 3.0) < 1e-12
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_exact_weights_are_unbiased_at_any_distance_with_any_belief(seed):
-    on, new, old, reward = drawn_case(seed)
-    for belief in (0.0, BELIEF, 5.0):
-        assert bias_of(on, new, old, reward, "exact", None, belief) < 1e-10
-
-
 def test_a_belief_adds_no_bias_with_whole_weights_and_adds_some_without():
     """The bias of `token_truncate` without a bound does not depend on the belief; without weights, and cut, it does."""
     on, new, old, reward = drawn_case(0, far=3.0)
@@ -183,7 +176,7 @@ def test_a_belief_adds_no_bias_with_whole_weights_and_adds_some_without():
 @pytest.mark.parametrize("shape", [(2, 1), (2, 3), (3, 3), (4, 2)])
 @pytest.mark.parametrize("mode", MODES)
 def test_the_bias_is_within_the_bounds(mode, shape):
-    for seed, c in itertools.product(range(30), (1.05, 1.5, 3.0)):
+    for seed, c in itertools.product(range(10), (1.05, 1.5, 3.0)):
         on, new, old, reward = drawn_case(seed, *shape)
         largest = float((reward - BELIEF).abs().max())
         bias = bias_of(on, new, old, reward, mode, c)

@@ -12,7 +12,6 @@ from basis_rl.baselines import BASELINES, Baseline, Rloo
 from basis_rl.data import GYM_COLUMN
 from basis_rl.objectives import OBJECTIVES
 from basis_rl.recipe.build import (
-    _warn_of_overlap,
     build_rewards,
     build_tools,
     build_trainer,
@@ -150,15 +149,13 @@ def test_tools_of_ones_own(parsed):
         build_tools(parsed(tools=["python"], tool_kwargs={"pyton": {}}).run)
 
 
-@pytest.mark.parametrize("path", ["a.b:C", "a.b.C"])
-def test_one_syntax_names_what_is_ones_own(path, parsed):
-    name = path.replace("a.b", HERE).replace("C", "{}")
-    found = parsed(reward_funcs=[name.format("Graded")], reward_kwargs={"scale": 3.0}, tools=[name.format("counted")])
+def test_one_syntax_names_what_is_ones_own(parsed):
+    found = parsed(reward_funcs=[f"{HERE}:Graded"], reward_kwargs={"scale": 3.0}, tools=[f"{HERE}:counted"])
     assert build_rewards(found)[0](["x"]) == [3.0]
     assert build_tools(found.run)[0]("abc") == "3"
-    (reward,) = as_rewards(name.format("Graded"), found.args)
+    (reward,) = as_rewards(f"{HERE}:Graded", found.args)
     assert reward.scale == 1.0
-    assert as_object("baseline", name.format("Weighted"), BASELINES, Baseline).weight == 1.0
+    assert as_object("baseline", f"{HERE}:Weighted", BASELINES, Baseline).weight == 1.0
 
 
 def test_lists_have_commas_or_blanks(tmp_path, tiny_path):
@@ -223,14 +220,6 @@ def test_what_training_is_measured_on(parsed, tmp_path):
     for files in (twice, [shutil.copy(mine, tmp_path / "held_out.json")]):
         with pytest.raises(ValueError, match="is the name of two sets"):
             load_eval_data(parsed(**evaluated, eval_benchmarks=list(map(str, files))), tokenizer)
-
-
-def test_problems_that_are_trained_on_are_named(parsed, tmp_path, caplog):
-    mine = tmp_path / "mine.json"
-    mine.write_text(json.dumps([{"problem": f"{i} + 1 =", "answer": i + 1} for i in (3, 29, 30)]))
-    tokenizer, recipe = tiny_tokenizer(), parsed(eval_benchmarks=[str(mine)], eval_strategy="steps", eval_steps=1)
-    _warn_of_overlap(load_training_data(recipe, tokenizer), load_eval_data(recipe, tokenizer))
-    assert "2 problems of 'mine' are among the training problems" in caplog.text
 
 
 def test_the_recipe_that_is_saved_holds_the_template_and_names_all_files(parsed, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """`check_reward`: every registered reward keeps every promise, and each way of breaking one is told by its name."""
 
+import asyncio
 import functools
 import inspect
 import json
@@ -79,6 +80,10 @@ def plain(completions, **kwargs):
 
 async def later(completions, solution, **kwargs):
     return [1.0 if gold in text_of(text) else None for text, gold in zip(completions, solution, strict=True)]
+
+
+def by_turn(completions, **kwargs):
+    return [[length, 0.5] for length in plain(completions)]
 
 
 class Good:
@@ -174,9 +179,16 @@ def test_all_broken_promises_are_told_at_once():
     assert told == ["Broken breaks 4 of the promises of a reward", "- version", "- golds", "- strange", "- close"]
 
 
-@pytest.mark.parametrize("make", [plain, later, Good, Good(), lambda: Good(), lambda: plain])
+@pytest.mark.parametrize("make", [plain, later, by_turn, Good, Good(), lambda: Good(), lambda: plain])
 def test_a_function_a_class_an_object_and_what_builds_one(make):
     assert check_reward(make) == PROMISES
+
+
+def test_a_coroutine_is_checked_where_a_loop_is_running_as_in_a_notebook():
+    async def cell():
+        return check_reward(later)
+
+    assert asyncio.run(cell()) == PROMISES
 
 
 class Hostile:

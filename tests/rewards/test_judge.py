@@ -148,18 +148,11 @@ def test_a_judge_that_stalls_takes_the_time_that_it_is_granted_and_the_wait_is_s
     assert "1 of 4 questions to m at http://127" in caplog.text
 
 
-def test_a_judge_that_redirects_is_not_followed_and_its_texts_are_harmless(server):
-    for head, why in (
-        (f"HTTP/1.1 302 Go\r\nLocation: {server.url}\r\nContent-Length: 0\r\n\r\n", f"a redirect to {server.url}"),
-        ("HTTP/1.1 400 No\r\nContent-Length: 5\r\n\r\n\x1b[31m", r"HTTP 400: \x1b[31m"),
-    ):
-        with dripping(head.encode()) as url:
-            model = chat_module.ChatModel(f"{url}/v1", "m", None, 1, 30.0, 0, {})
-            (answer,) = model.ask(["What?"])
-            assert isinstance(answer, chat_module.NoAnswer)
-            assert why in answer
-            assert "\x1b" not in answer
-    assert not server.requests
+def test_letters_that_control_a_terminal_are_written_out():
+    with dripping(b"HTTP/1.1 400 No\r\nContent-Length: 5\r\n\r\n\x1b[31m") as url:
+        (answer,) = chat_module.ChatModel(f"{url}/v1", "m", None, 1, 30.0, 0, {}).ask(["What?"])
+    assert isinstance(answer, chat_module.NoAnswer)
+    assert r"HTTP 400: \x1b[31m" in answer
 
 
 LIES = {
@@ -372,7 +365,7 @@ def test_a_run_trains_with_a_judge_and_ends_with_its_reason_when_it_is_gone(serv
     # All rollouts here are cut off, and are read as they are.
     rules = {"exact": {"answer_in": "whole", "after_think": False}}
     reward = build_reward("judge", {**params, **QUICK, "behind": rules})
-    args = config(tmp_path, max_steps=4)
+    args = config(tmp_path, max_steps=2)
     data = {"train_dataset": sums(), "processing_class": tiny_tokenizer()}
     trainer = BasisTrainer(model=tiny_model(), reward_funcs=reward, args=args, baseline="rloo", **data)
     trainer.train()

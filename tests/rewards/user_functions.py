@@ -55,16 +55,8 @@ def buggy(completion: str, **row) -> float:
     return {"text": "high", "nan": float("nan"), "list": [1.0]}.get(completion, 0.25)
 
 
-async def later(completion: str) -> float:
-    return 1.0
-
-
 def nothing() -> float:
     return 1.0
-
-
-def in_trl_form(completions, **kwargs):
-    return [1.0] * len(completions)
 
 
 class Scaled:

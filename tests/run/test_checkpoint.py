@@ -6,7 +6,6 @@ import threading
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import trainer_utils
 
 from basis_rl.run import checkpoint
 from basis_rl.run.errors import DiskFull
@@ -40,16 +39,6 @@ def test_complete_is_what_was_written_to_its_end(tmp_path):
     checkpoint.begin(again)
     assert not checkpoint.is_complete(again)
     assert not checkpoint.is_complete(tmp_path / "nothing")
-
-
-def test_the_manifest_is_the_last_thing_written(tmp_path, monkeypatch):
-    def killed(path, text):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint, "write_whole", killed)
-    with pytest.raises(KeyboardInterrupt):
-        make(tmp_path, 1)
-    assert checkpoint.newest(tmp_path) is None
 
 
 def test_the_manifest_has_what_every_rank_has_written_or_there_is_none(tmp_path, monkeypatch):
@@ -312,7 +301,3 @@ def test_a_checkpoint_of_another_folder_is_a_fresh_start(tmp_path):
         checkpoint.resolve(start, tmp_path / "b")
     assert checkpoint.resolve(start, tmp_path / "b", overwrite=True) == str(start)
     assert checkpoint.make_room(tmp_path / "b", str(start)) == tmp_path / "b" / "previous-1"
-
-
-def test_checkpoints_have_the_names_of_transformers():
-    assert checkpoint.PREFIX_CHECKPOINT_DIR == trainer_utils.PREFIX_CHECKPOINT_DIR

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
+from basis_rl.baselines import Ppo
 from basis_rl.cli.main import main
 from basis_rl.report import plot_training
 from basis_rl.run import artefacts, checkpoint, disk, progress, run_lock
@@ -18,6 +19,7 @@ from basis_rl.run.disk import checkpoint_bytes, free_bytes, naming_a_full_disk
 from basis_rl.run.errors import DiskFull, FolderLost
 from basis_rl.run.progress import ProgressLines
 from tests.cli.conftest import recipe as recipe
+from tests.support.tiny import tiny_trainer
 from tests.trainer.test_faults import build
 
 
@@ -53,6 +55,19 @@ def test_beside_writes_only_what_says_so_is_a_full_disk(monkeypatch, tmp_path):
 def test_what_is_free_is_known_before_the_folder_is_there(tmp_path):
     assert free_bytes(tmp_path / "a" / "b") == pytest.approx(free_bytes(tmp_path), rel=0.01)
     assert checkpoint_bytes(100, 10, 2) == 280
+
+
+def test_the_size_that_is_named_holds_the_critic_as_it_is_saved(tmp_path):
+    """Float32 weights and two moments of each; with save_only_model neither it nor any moment is saved."""
+    rloo, ppo, bare = (
+        tiny_trainer(tmp_path, baseline, **settings)
+        for baseline, settings in (("rloo", {}), (Ppo(), {}), (Ppo(), {"save_only_model": True}))
+    )
+    critic = sum(parameter.numel() for parameter in ppo._critic.module.parameters())
+    policy = sum(parameter.numel() for parameter in ppo.model.parameters())
+    assert rloo._checkpoint_size() == 12 * policy
+    assert ppo._checkpoint_size() == 12 * (policy + critic)
+    assert bare._checkpoint_size() == 4 * policy
 
 
 def log(folder, *steps):

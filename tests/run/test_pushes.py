@@ -239,6 +239,10 @@ def test_the_command_renews_card_and_record_and_says_that_nothing_arrived(tmp_pa
     assert main(["push", str(folder), "bob/model"]) == 2
     assert "holds no model" in capsys.readouterr().err
     write(folder, ["model.safetensors"])
+    save_run_info(replace(INFO, finished=False), folder)
+    assert main(["push", str(folder), "bob/model"]) == 2, "the model is that of the end before the run went on"
+    assert "an earlier end" in capsys.readouterr().err
+    save_run_info(replace(INFO, hub_model_id=None, finished=True), folder)
     assert main(["push", str(folder), "bob/model", "--results", str(results), "--base_results", str(tmp_path)]) == 69
     assert "could not be pushed" in capsys.readouterr().err
     card = ModelCard.load(folder / "README.md")

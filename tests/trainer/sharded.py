@@ -28,7 +28,6 @@ STREAM = {
     "vllm_importance_sampling_mode": "token_truncate",
 }
 RUNS = {
-    "basis": (1, {}),
     "otb": (4, {}),
     "rloo": (4, STREAM),
     "grpo": (4, {"peft_config": LORA}),
@@ -89,9 +88,7 @@ def against_a_server(output: Path, model: Path, url: str, *names: str) -> dict[s
 
 def resumed(output: Path, model: Path, kind: str) -> dict[str, Any]:
     """Four steps, and the last two again from the checkpoint between them, in the middle of a generation batch."""
-    value_model = {"critic_model": str(model), "critic_learning_rate": 1e-3}
-    sao = {"critic_learning_rate": 1e-3, "critic_warmup_steps": 1}
-    critics = {"head": Ppo(), "value_model": Ppo(**value_model), "sao": Sao(**sao)}
+    critics = {"head": Ppo(), "sao": Sao(critic_learning_rate=1e-3, critic_warmup_steps=1)}
     found = {}
     for name, start in (("whole", None), ("again", output / "whole" / "checkpoint-3")):
         saving = {"max_steps": 4, "save_strategy": "steps", "save_steps": 3}

@@ -15,6 +15,7 @@ from tests.support import tooled
 from tests.support.served import trainer
 from tests.support.tiny import Keeps, parity_reward
 from tests.trainer.sharded import OnCpus
+from tests.trainer.test_tool_ranks import KeptOnCpus
 
 # Groups of 4 over 12 rows: on two ranks the middle one has two rows on each.
 ROWS, GROUP = 12, 4
@@ -65,10 +66,6 @@ RUNS = {
 }
 
 
-class ToolsOnCpus(tooled.Kept, OnCpus):
-    """See `OnCpus`."""
-
-
 def with_tools(output: Path, model: Path, url: str, ranks: int):
     conversation.read_turn = tooled.by_rule
     server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url, "vllm_server_timeout": 60.0}
@@ -76,7 +73,7 @@ def with_tools(output: Path, model: Path, url: str, ranks: int):
     allowed = {"generation_kwargs": {"allowed_token_ids": tooled.few_tokens(tooled.tokenizer())}}
     size = {"per_device_train_batch_size": ROWS // ranks, "num_generations": GROUP}
     given = {**STREAM, **server, **own, **allowed, **size}
-    return tooled.trainer(output, "otb", cls=ToolsOnCpus, model=model, **given)
+    return tooled.trainer(output, "otb", cls=KeptOnCpus, model=model, **given)
 
 
 def main(output: Path, model: Path, url: str, ranks: int, name: str, resumed: str | None = None) -> dict[str, Any]:

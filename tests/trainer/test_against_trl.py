@@ -32,16 +32,17 @@ def assert_same_trace(theirs, ours, rel=0.0, atol=1e-6, of_gradient=None):
         torch.testing.assert_close(own_gradient, gradient, rtol=rel, atol=of_gradient or atol)
 
 
-@pytest.mark.parametrize("objective", ["grpo", "gspo", "dr_grpo", "dapo"])
-@pytest.mark.parametrize(("beta", "packing"), [(0.0, "auto"), (0.04, "auto"), (0.04, "none")])
+CASES = [(objective, 0.04, "auto") for objective in ("grpo", "gspo", "dr_grpo", "dapo")]
+CASES += [("grpo", 0.0, "auto"), ("dapo", 0.0, "none")]
+
+
+@pytest.mark.parametrize(("objective", "beta", "packing"), CASES)
 def test_loss_and_gradients_equal_trl(objective, beta, packing, tmp_path, tiny_path):
     settings = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "packing": packing}
     args = config(tmp_path, max_steps=4, beta=beta, **settings)
     theirs = trained(TracedTrl, trl_config(args, objective), model=str(tiny_path))
     ours = trained(TracedBasis, args, model=str(tiny_path), baseline="grpo", objective=objective)
     assert len(ours.trace) == 4
-    assert any(abs(loss) > 1e-4 for loss, _ in theirs.trace)
-    assert all(gradient.abs().max() > 0 for _, gradient in theirs.trace)
     assert_same_trace(theirs.trace, ours.trace)
 
 

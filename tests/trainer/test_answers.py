@@ -40,7 +40,7 @@ def test_a_recipe_whose_prompts_ask_for_no_box_takes_answers_anywhere(recipe, ca
     plan = plan_recipe(parsed)
     _, tokenizer = load_config_and_tokenizer(parsed.model, parsed.args)
     with caplog.at_level(logging.WARNING):
-        with_data(plan, load_training_data(parsed, tokenizer, plan.reward_funcs), processing_class=tokenizer)
+        with_data(plan, load_training_data(parsed, tokenizer, plan), processing_class=tokenizer)
     (reward,) = plan.reward_funcs
     assert reward.place == place
     assert len(warned(caplog)) == notes
@@ -51,7 +51,7 @@ def test_the_chat_template_may_ask_for_it(recipe, caplog):
     plan = plan_recipe(parsed)
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = r"{{ 'Put it into \\boxed{}.' }}" + tokenizer.chat_template
-    with_data(plan, load_training_data(parsed, tokenizer, plan.reward_funcs), processing_class=tokenizer)
+    with_data(plan, load_training_data(parsed, tokenizer, plan), processing_class=tokenizer)
     assert plan.reward_funcs[0].place == "box"
 
 

@@ -103,24 +103,16 @@ def test_recipe_python_and_a_plain_loop_train_the_same_policy(tmp_path, tiny_pat
     ("name", "code", "said"),
     [
         (NAME, 0, "keeps the contract: finite, masked_tokens, gradient_at_ratio_1, token_advantages"),
-        ("examples.custom_baseline:Shrinkage", 0, "keeps the contract: declarations, shape_and_zeros"),
         ("examples.custom_sampler:Harder", 0, "keeps the contract: rows, determinism"),
         ("tests.trainer.test_custom_objective:upside_down", 2, "does not declare"),
-        ("tests.objectives.test_objectives:ALL", 2, "is neither a baseline nor a prompt sampler"),
         ("basis_rl.rewards:FormatReward", 0, "keeps the contract: name, version, golds"),
-        ("tests.trainer.test_custom_objective:steady", 0, "keeps the contract: name, version, golds"),
         ("tests.trainer.test_custom_objective:shrinking", 2, "result: it"),
     ],
 )
-def test_check_tells_an_objective_from_a_baseline(name, code, said, capsys):
+def test_check_tells_an_objective_a_sampler_and_a_reward_apart(name, code, said, capsys):
     assert main(["check", name]) == code
     printed = capsys.readouterr()
     assert said in printed.out + printed.err
-
-
-def steady(completions, **columns):
-    texts = [each if isinstance(each, str) else each[-1]["content"] for each in completions]
-    return [float(len(text) % 2) for text in texts]
 
 
 def shrinking(completions, **columns):

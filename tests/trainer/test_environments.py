@@ -10,7 +10,7 @@ from basis_rl.baselines import BasisHistory
 from basis_rl.environments import build_environment, play, reset_columns
 from basis_rl.identity import played_id, row_id
 from basis_rl.rewards.base import declared_range
-from basis_rl.trainer.plan import Plan, plan_run, reward_range_of, with_data
+from basis_rl.trainer.plan import plan_run, reward_range_of, with_data
 from tests.support import tooled
 from tests.support.tiny import Keeps, config, tiny_trainer
 
@@ -85,6 +85,7 @@ def test_an_episode_is_what_the_environment_does_when_it_is_called_by_hand():
     assert by_hand.get_reward() == 2.0
     assert episode.repeats
     assert not play(Own, {}).repeats
+    assert math.isnan(play(Hidden, row, [lambda completions, **kwargs: [None]]).rewards["<lambda>"])
     assert [tool["function"]["name"] for tool in episode.tools] == ["guess", "peek"]
 
 
@@ -237,12 +238,6 @@ def test_groups_and_samplers_are_told_of_problems_that_do_not_come_again(tmp_pat
     with pytest.raises(ValueError, match=r"says other things.* leave out prompt_sampler 'frontier'"):
         planned(tmp_path, Own, sampler="frontier")
     planned(tmp_path, Hidden, sampler="frontier")
-
-
-def test_a_plan_without_an_environment_plays_nothing(tmp_path):
-    assert not Plan(config(tmp_path)).draws_problems
-    assert Plan(config(tmp_path)).environments == {}
-    assert math.isnan(play(Hidden, {"seed": 1}, [lambda completions, **kwargs: [None]]).rewards["<lambda>"])
 
 
 def test_a_resume_tells_of_another_environment(tmp_path, capsys):

@@ -126,23 +126,6 @@ class Rollouts(BasisTrainer):
         return result
 
 
-def drawn(folder, model=None, **settings):
-    torch.manual_seed(0)
-    trainer = tiny_trainer(folder, cls=Rollouts, model=model, max_steps=1, max_completion_length=24, **settings)
-    trainer.train()
-    return trainer
-
-
-def test_nothing_is_taken_from_the_checkpoints_own_generation_settings(tmp_path):
-    """`generate` fills in what is None from there: min_p, and all that TRL does not know."""
-    plain, own = tiny_model(), tiny_model()
-    own.generation_config.update(top_k=1, min_p=0.9, typical_p=0.1, suppress_tokens=list(range(200)))
-    expected = drawn(tmp_path / "a", plain, top_k=None).drawn
-    assert drawn(tmp_path / "b", own, top_k=None).drawn == expected
-    assert own.generation_config.min_p == 0.9, "and they are put back"
-    assert "generate" not in vars(own)
-
-
 LETTERS = tiny_tokenizer().convert_tokens_to_ids(list("abcdef"))
 ENDS = {
     "eos_token_id": {"eos_token_id": LETTERS[:2]},
@@ -161,9 +144,9 @@ def test_padding_is_not_trained_on(case, tmp_path):
         tokenizer.pad_token = tokenizer.eos_token
     given, allowed = ENDS[case], set(LETTERS)
     few = {"suppress_tokens": [i for i in range(len(tokenizer)) if i not in allowed]}
-    trainer = drawn(
-        tmp_path, tiny_model(tokenizer), processing_class=tokenizer, generation_kwargs={**few, **given}, **ALLOWED
-    )
+    own = {"processing_class": tokenizer, "generation_kwargs": {**few, **given}, **ALLOWED}
+    trainer = tiny_trainer(tmp_path, cls=Rollouts, max_steps=1, max_completion_length=24, **own)
+    trainer.train()
     ends = given.get("eos_token_id", [])
     strings = given.get("stop_strings", [])
     assert len({len(ids) for ids in trainer.drawn}) > 1 or case == "max_time"
@@ -208,7 +191,7 @@ def test_autocast_copies_the_weights_once_for_a_rollout_and_follows_their_update
             return result
 
     counts, again, ours = [], [], []
-    tiny_trainer(tmp_path, cls=Counting, max_steps=5, bf16=True, learning_rate=0.1).train()
+    tiny_trainer(tmp_path, cls=Counting, max_steps=3, steps_per_generation=1, bf16=True, learning_rate=0.1).train()
     assert counts == [1, 1, 1]
     assert ours == again
     assert len({str(each) for each in ours}) == 3

@@ -69,7 +69,6 @@ CASES = {
     "the same, each token its own ratio": {"gradient_accumulation_steps": 2, "objective": "gspo_token"},
     "own objective": {"gradient_accumulation_steps": 2, "objective": "gpg"},
     "padded": {"gradient_accumulation_steps": 2, "packing": "none", "objective": "dr_grpo"},
-    "groups": {"gradient_accumulation_steps": 2, "num_generations": 4, "objective": "dr_grpo"},
     "groups with equal rollouts": {
         "gradient_accumulation_steps": 2,
         "num_generations": 4,
@@ -83,7 +82,7 @@ CASES = {
 }
 
 
-WITH_LORA = ("one step of a batch", "two passes", "padded", "checkpointing")
+WITH_LORA = ("two passes", "checkpointing")
 
 
 # A policy of many layers tells the energies of whole rollouts in an inner one.

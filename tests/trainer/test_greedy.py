@@ -1,7 +1,5 @@
 """ReMax in training: one greedy rollout per distinct prompt, the right one for each row, and no trace in the logs."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from transformers import GenerationConfig
@@ -58,23 +56,20 @@ def test_greedy_rewards_are_those_of_greedy_decoding(continuous, tmp_path, tiny_
     assert not trainer._pending_metrics
 
 
+DRAWN = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1}
+
+
 class FakeRun(BasisTrainer):
     """A rank of a run: what it says to a prompt is told by how it was asked."""
 
-    def __init__(self, accelerator, use_vllm, ranks):
-        drawn = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1}
-        self.accelerator, self.use_vllm, self.ranks = accelerator, use_vllm, ranks
-        self.vllm_generation = SimpleNamespace(**drawn)
-        self.generation_config = GenerationConfig(do_sample=True, max_new_tokens=6, **drawn)
+    def __init__(self, accelerator, ranks):
+        self.accelerator, self.use_vllm, self.ranks = accelerator, False, ranks
+        self.generation_config = GenerationConfig(do_sample=True, max_new_tokens=6, **DRAWN)
         self.spending, self.reward_weights = Usage(), torch.tensor([1.0, 0.5])
         self._numbers = OwnNumbers(torch.device("cpu"))
 
     def _generate_unlogged(self, prompts):
-        config = self.generation_config
-        self.settings = {
-            name: getattr(config, name) for name in ("do_sample", "temperature", "top_p", "top_k", "min_p")
-        }
-        self.engine = dict(vars(self.vllm_generation))
+        self.settings = {name: getattr(self.generation_config, name) for name in ("do_sample", *DRAWN)}
         self.prompts = list(prompts)
         return [f"{prompt}!" for prompt in prompts], [[0] * int(prompt) for prompt in prompts], len(prompts) * 10
 
@@ -84,27 +79,21 @@ class FakeRun(BasisTrainer):
         return self.ranks.accelerator(0).gather(torch.tensor([[float(prompt), 1.0] for prompt in prompts]))
 
 
-@pytest.mark.parametrize("use_vllm", [False, True])
-def test_ranks_ask_for_as_many_and_every_row_gets_its_prompts_reward(use_vllm, monkeypatch):
+def test_ranks_ask_for_as_many_and_every_row_gets_its_prompts_reward(monkeypatch):
     ranks = Ranks(2)
     monkeypatch.setattr(trainer, "gather_object", ranks.gather_object)
     prompts = [["3", "3", "4", "4", "5", "5"], ["4", "4", "4", "4", "6", "6"]]
 
     def work(rank):
-        run = FakeRun(ranks.accelerator(rank), use_vllm, ranks)
+        run = FakeRun(ranks.accelerator(rank), ranks)
         return run, run._greedy_rewards([{"prompt": prompt} for prompt in prompts[rank]])
 
     found = ranks.run(work)
     for _, rewards in found:
         assert rewards.tolist() == [float(prompt) + 0.5 for each in prompts for prompt in each]
     assert [run.prompts for run, _ in found] == [["3", "4", "5"], ["4", "6", "6"]]
-    drawn = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1}
     for run, _ in found:
         assert run.spending.drawn == (6, 60)
-        if use_vllm:
-            assert run.engine == {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-        else:
-            assert run.settings == {**dict.fromkeys(drawn), "do_sample": False}
-        assert vars(run.vllm_generation) == drawn
+        assert run.settings == {**dict.fromkeys(DRAWN), "do_sample": False}
         assert run.generation_config.do_sample
         assert run.generation_config.top_k == 5

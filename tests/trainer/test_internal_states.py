@@ -9,7 +9,7 @@ from basis_rl.trainer.scoring import PooledStates
 from examples.quickstart.warm_start import build_model, save
 from tests.support.architectures import ARCHITECTURES, small_model
 from tests.support.tiny import tiny_tokenizer, tiny_trainer
-from tests.trainer.test_energies import CASES, SETTINGS
+from tests.trainer.test_energies import SETTINGS
 
 pytestmark = pytest.mark.gpu
 
@@ -59,7 +59,7 @@ def trained(folder, model, baseline="poise", **settings):
     return trainer
 
 
-WAYS = [*((case, lora, "auto") for case, lora in CASES), *((case, False, "none") for case in ("both", "temperature"))]
+WAYS = [*((case, False, "auto") for case in SETTINGS), ("both", True, "auto"), ("temperature", False, "none")]
 
 
 @pytest.mark.parametrize(("case", "lora", "packing"), WAYS)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from basis_rl.rewards.call import WrongScores, scores_of, turn_rewards_of
+from basis_rl.rewards.call import WrongScores, scores_of
 from basis_rl.run import checkpoint
 from basis_rl.run.errors import RewardFailed
 from basis_rl.trainer import rewarding
@@ -25,25 +25,24 @@ SIZE = 3
     "returned", [[1, 0.5, None], (1, 0.5, math.nan), np.array([1, 0.5, math.nan]), torch.tensor([1, 0.5, math.nan])]
 )
 def test_numbers_and_none_in_any_list_are_rewards(returned):
-    found = scores_of(returned, SIZE)
+    found, _ = scores_of(returned, SIZE)
     assert found[:2] == [1.0, 0.5]
     assert math.isnan(found[2])
 
 
 def test_the_reward_of_a_list_is_its_sum():
     returned = [[1, 0.5], 2.0, None, [], [math.nan, 1.0], (0.25,)]
-    found = scores_of(returned, 6)
+    found, by_turn = scores_of(returned, 6)
     assert [found[index] for index in (0, 1, 3, 5)] == [1.5, 2.0, 0.0, 0.25]
     assert math.isnan(found[2])
     assert math.isnan(found[4])
-    assert turn_rewards_of(returned, found) == [[1.0, 0.5], [], [], [], [], [0.25]]
+    assert by_turn == [[1.0, 0.5], [], [], [], [], [0.25]]
 
 
 @pytest.mark.parametrize("of", [np.array, torch.tensor])
 def test_an_array_of_numbers_is_a_list_of_them(of):
     returned = [of([1.0, 0.5]), of([0.25]), of(2.0)]
-    assert scores_of(returned, SIZE) == [1.5, 0.25, 2.0]
-    assert turn_rewards_of(returned, [1.5, 0.25, 2.0]) == [[1.0, 0.5], [0.25], []]
+    assert scores_of(returned, SIZE) == ([1.5, 0.25, 2.0], [[1.0, 0.5], [0.25], []])
 
 
 WRONG = {

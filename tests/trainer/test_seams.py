@@ -231,6 +231,7 @@ HELD = {
 }
 
 
+@functools.cache
 def source(function):
     return inspect.getsource(function)
 
@@ -308,19 +309,22 @@ def names_of(owner):
     return set(dir(owner)) | {name for text in texts for name in re.findall(r"self\.(\w+)", text)}
 
 
+@functools.cache
 def used(path):
     """Private names that a file of ours reads, writes, defines or replaces by `patch`."""
+    found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute):
-            yield node.attr
+            found.add(node.attr)
         elif isinstance(node, ast.FunctionDef):
-            yield node.name
+            found.add(node.name)
         elif isinstance(node, ast.keyword) and node.arg:
-            yield node.arg
+            found.add(node.arg)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-            yield node.value
+            found.add(node.value)
         elif isinstance(node, ast.AnnAssign | ast.Assign):
-            yield from (name.id for name in ast.walk(node) if isinstance(name, ast.Name))
+            found |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+    return found
 
 
 def test_the_page_is_whole_and_every_name_on_it_exists():
@@ -329,7 +333,7 @@ def test_the_page_is_whole_and_every_name_on_it_exists():
     tests = "\n".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
     for owner, name, file, test in rows():
         assert name in names_of((OWNERS | READ_ONLY)[owner]), f"TRL has no {owner}.{name}"
-        assert name in set(used(PACKAGE / file)), f"{file} does not use {owner}.{name}"
+        assert name in used(PACKAGE / file), f"{file} does not use {owner}.{name}"
         assert test.removeprefix("test_") in HELD or f"def {test}(" in tests, f"there is no {test}"
 
 
@@ -338,7 +342,7 @@ def test_every_private_name_of_trl_that_we_use_is_on_the_page():
     theirs = {name for owner in OWNERS.values() if inspect.isclass(owner) for name in names_of(owner)}
     private = {name for name in theirs if name.startswith("_") and not name.startswith("__")}
     for path in BENDING:
-        assert set(used(path)) & private <= listed, path
+        assert used(path) & private <= listed, path
 
 
 def test_every_replaced_global_of_trl_is_on_the_page():

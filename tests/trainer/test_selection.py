@@ -7,11 +7,11 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 
-from basis_rl.baselines import BasisHistory, Rloo, Spo, build_baseline
+from basis_rl.baselines import BasisHistory, Rloo, build_baseline
 from basis_rl.run.errors import SelectionFailed
 from basis_rl.samplers import Draw, Dynamic, Frontier, Uniform, Variance, WeightedSampler, build_sampler
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.selection import Coverage, Resampling, Selection, drawn
+from basis_rl.trainer.selection import Resampling, Selection, drawn
 from tests.support.batches import batch_of
 from tests.support.tiny import parity_reward, sums, tiny_trainer
 from tests.trainer.test_resume import assert_same_end, rare
@@ -51,7 +51,7 @@ def logged(trainer, name):
     return [row[f"sampler/{name}"] for row in trainer.state.log_history if f"sampler/{name}" in row]
 
 
-@pytest.mark.parametrize("baseline", ["basis_history", "basis", "bv_blend", "grpo"])
+@pytest.mark.parametrize("baseline", ["basis_history", "grpo"])
 def test_batches_are_drawn_by_the_belief_of_the_batches_before(baseline, tmp_path):
     """Drawn once more by hand: the sampler, the belief when the batch was generated, the seed and the number."""
     trainer = run(tmp_path, baseline, max_steps=8)
@@ -118,13 +118,6 @@ def test_a_batch_that_was_drawn_ahead_is_not_drawn_again():
     assert [row["prompt_id"] for row in fresh.rows(1)] != ahead
 
 
-def test_coverage_is_the_share_of_prompts_that_were_ever_sampled():
-    coverage, again = Coverage("abbcd"), Coverage("abbcd")
-    assert coverage.take_metrics(batch_of([1.0, 0.0], "ab")) == {"sampler/coverage": 0.5}
-    again.load_state_dict(coverage.state_dict())
-    assert again.take_metrics(batch_of([1.0, 0.0], "bc")) == {"sampler/coverage": 0.75}
-
-
 @pytest.mark.parametrize("sampler", ["frontier", "thompson", "dynamic"])
 def test_a_seed_of_any_size_draws_batches_of_its_own(sampler):
     ids = [str(i) for i in range(64)]
@@ -165,8 +158,8 @@ class Believing:
 def fake_selection(rank=0, ranks=1, sampler=None, prompts=16, batch=8, rollouts=2, most=None):
     accelerator = SimpleNamespace(process_index=rank, num_processes=ranks)
     args = SimpleNamespace(
-        generation_batch_size=batch, seed=1, num_generations=rollouts, max_steps=-1, num_train_epochs=9,
-        max_generations=most,
+        seed=1, num_generations=rollouts, max_steps=-1, num_train_epochs=9,
+        max_generations=most, prompts_per_batch=batch // rollouts,
     )  # fmt: skip
     ids = [str(i) for i in range(prompts)]
     dataset = Dataset.from_list([{"prompt_id": name, "prompt": name} for name in ids])
@@ -237,15 +230,15 @@ def test_a_correction_gives_the_uniform_mean_again(tmp_path):
         found = fake_selection(sampler=Variance(floor=0.1, correct=True, clip=(0.0, 1e9)), **shape)
         total = 0.0
         unequal = 0
-        for number in range(1500):
+        for number in range(600):
             rows = [int(row["prompt_id"]) for row in found.rows(number)]
             sizes = found.sizes(number)
             unequal += len(sizes.unique()) > 1
             ratios = found._draws[number].ratio.repeat_interleave(sizes)
             assert found.chances(number) == pytest.approx([float(4 / 16 / ratio) for ratio in ratios])
-            total += float((value[rows] * found.weights(number)).mean()) / 1500
+            total += float((value[rows] * found.weights(number)).mean()) / 600
             found._draws.clear()
-        assert (unequal > 500) == ("most" in shape)
+        assert (unequal > 200) == ("most" in shape)
         assert total == pytest.approx(float(value.mean()), rel=0.05)
     clipped = fake_selection(sampler=Variance(correct=True, clip=(0.5, 1.5)))
     clipped.rows(0)
@@ -300,7 +293,6 @@ class Late(WeightedSampler):
     [
         (ValueError("all weights are 0."), "has no prompts for generation batch 1: all weights"),
         (KeyError("x"), r"raised KeyError for generation batch 1: .*test_selection.py, line \d+"),
-        (RuntimeError("sizes"), r"raised RuntimeError for generation batch 1: .*test_selection.py, line \d+"),
     ],
 )
 def test_whatever_a_sampler_raises_is_one_message_with_a_checkpoint(error, said, tmp_path):
@@ -346,16 +338,12 @@ class Never(Variance):
 @pytest.mark.parametrize(
     ("sampler", "settings", "said"),
     [
-        ("varianse", {}, "Did you mean 'variance'"),
-        (Variance, {}, r"Variance is a class: give Variance\(...\)"),
-        (3, {}, "prompt_sampler must be a name .* got an int"),
         (Twice(), {}, "did not draw 4 different prompts"),
         (Never(), {}, "0 prompts have a positive weight, and a batch takes 4"),
         (Sure(correct=True), {}, "leave `correct` out"),
         (Refilling(correct=True), {}, "cannot `correct` batches that it refills"),
         ("frontier", {"train_dataset": TWICE}, r"draws different prompts, but 8 of 16 rows .* take .* 'uniform'"),
         ("variance", {"train_dataset": STREAM}, "needs a dataset that can be indexed, not a IterableDataset"),
-        ("dynamic", {"num_generations": 1}, "num_generations to 2 or more"),
         ("uniform", {"max_generations": 4}, "max_generations .4. must be above num_generations .4., the average"),
         (
             "uniform",
@@ -369,7 +357,7 @@ class Never(Variance):
 )
 def test_mistakes_are_one_message_before_anything_is_spent(sampler, settings, said, tmp_path):
     with pytest.raises(ValueError, match=said):
-        build(tmp_path, "none" if settings.get("num_generations") == 1 else "rloo", sampler, **settings)
+        build(tmp_path, "rloo", sampler, **settings)
 
 
 class Square(Rloo):
@@ -397,17 +385,13 @@ def test_a_baseline_that_needs_equal_groups_is_refused_before_a_rollout(baseline
         build(tmp_path, baseline, "uniform", max_generations=8)
 
 
-@pytest.mark.parametrize(
-    ("baseline", "told"), [("basis", 1), (Spo(fixed_range=(0, 1)), 1), ("grpo", 0), ("bv_blend", 0)]
-)
-def test_rewards_out_of_a_range_that_stays_are_told_once(baseline, told, tmp_path, caplog):
-    """Of a table's belief and of a fixed range; one that is learnt holds them."""
-    run(tmp_path, baseline, "variance", reward_funcs=lambda completions, **_: [3.0] * len(completions))
-    assert caplog.text.count("rewards are outside 0 to 1") == told
-
-
 def test_rewards_that_miss_the_end_of_a_range_by_a_rounding_are_not_outside(caplog):
-    """Sums of float32 rewards may be off in their last digit. Nor is anybody told whose prompts no belief chooses."""
+    """Sums of float32 rewards may be off in their last digit. Nor is anybody told whose prompts no belief chooses, or
+    whose belief learns the range."""
+    learnt = fake_selection()
+    learnt.belief = learnt.own_belief
+    learnt.update(batch_of([3.0] * 4, "0123"))
+    assert not caplog.text
 
     def learning(rewards, sampler=None):
         selection = fake_selection(sampler=sampler)
@@ -564,10 +548,9 @@ def test_ranks_discard_the_same():
         assert torch.equal(discarded.rewards, there.rewards)
 
 
-@pytest.mark.parametrize("make", [BasisHistory, lambda: Spo(forgetting=1.0)])
-def test_what_is_believed_of_easy_and_hard_prompts_is_not_of_their_mixed_groups_alone(make):
+def test_what_is_believed_of_easy_and_hard_prompts_is_not_of_their_mixed_groups_alone():
     """A prompt that is right once in twenty times, in groups of four, was believed to be so once in four times."""
-    generator, belief = torch.Generator().manual_seed(0), make()
+    generator, belief = torch.Generator().manual_seed(0), BasisHistory()
     chances = torch.tensor([0.05, 0.5, 0.95, 0.5]).repeat(16)
 
     def rewarded(row):

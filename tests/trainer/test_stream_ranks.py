@@ -3,6 +3,7 @@
 The server is a fake one in this process. Its completions are given, so that one rank and two train on the same ones.
 """
 
+import functools
 import threading
 import time
 from collections import Counter
@@ -112,23 +113,37 @@ def one(model, tmp_path_factory):
         return folder, trained(folder, model, running, "groups", ranks=1)
 
 
+@pytest.fixture(scope="module")
+def whole(model, tmp_path_factory):
+    """The same run on two ranks, by the kind of the weights: its folder, what each rank kept, and how often the server
+    has loaded weights."""
+
+    @functools.cache
+    def run(kind):
+        folder = tmp_path_factory.mktemp(kind)
+        with GivenServer(model) as running:
+            return folder, trained(folder, model, running, "groups", kind=kind), running.loads
+
+    return run
+
+
 @pytest.mark.parametrize(
     "kind", ["cpu", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("zero3_cpu", "fsdp2"))]
 )
-def test_two_ranks_train_what_one_trains(kind, one, model, server, tmp_path):
+def test_two_ranks_train_what_one_trains(kind, one, whole, model):
     """Groups that straddle the ranks, and sharded weights, which all ranks gather at each push."""
     if kind == "zero3_cpu":
         pytest.importorskip("deepspeed")
     folder, (alone,) = one
-    two = trained(tmp_path, model, server, "groups", kind=kind)
+    other, two, loads = whole(kind)
     assert [rank["talks"] for rank in two] == [True, False]
     assert all(rank["sharded"] == (kind != "cpu") for rank in two)
     assert len(two[0]["kept"]) == 4
     assert_same_batches(two, "rloo")
     assert batches(two) == batches([alone])
     assert max(row["rollout/sync_error"] for row in two[0]["logs"] if "rollout/sync_error" in row) < 1e-4
-    assert server.loads == 4
-    assert_close(saved(tmp_path), saved(folder))
+    assert loads == 4
+    assert_close(saved(other), saved(folder))
     start = load_file(model / "model.safetensors")
     moved = max(float((saved(folder)[key] - start[key]).abs().max()) for key in start)
     assert moved > 5e-3, "nothing is shown"
@@ -180,7 +195,7 @@ def test_what_ends_the_main_process_ends_all(name, model, server, tmp_path):
     assert checkpoint.newest(tmp_path / name).name == f"checkpoint-{two[0]['step']}"
 
 
-def test_a_server_that_comes_back_is_waited_for_by_all_ranks(one, model, server, tmp_path):
+def test_a_server_that_comes_back_is_waited_for_by_all_ranks(model, server, tmp_path):
     failed = []
 
     def before(number, body):
@@ -197,10 +212,10 @@ def test_a_server_that_comes_back_is_waited_for_by_all_ranks(one, model, server,
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.long)])
-def test_a_run_on_two_ranks_resumes_on_as_many_as_there_are(ranks, one, model, server, tmp_path):
-    whole = trained(tmp_path / "whole", model, server, "groups")
-    start = tmp_path / "whole" / "groups" / "checkpoint-2"
-    again = trained(tmp_path / "again", model, server, "groups", str(start), ranks=ranks)
+def test_a_run_on_two_ranks_resumes_on_as_many_as_there_are(ranks, whole, model, server, tmp_path):
+    folder, two, _ = whole("cpu")
+    start = folder / "groups" / "checkpoint-2"
+    again = trained(tmp_path, model, server, "groups", str(start), ranks=ranks)
     assert_same_batches(again, "rloo")
-    assert batches(again) == batches(whole)[2:]
-    assert_close(saved(tmp_path / "again"), saved(tmp_path / "whole"))
+    assert batches(again) == batches(two)[2:]
+    assert_close(saved(tmp_path), saved(folder))

@@ -85,15 +85,22 @@ def assert_whole(ranks):
     return differ
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A model, and what one rank has found with it."""
+    folder = tmp_path_factory.mktemp("alone")
+    save(decided_model(), tokenizer(), folder / "model")
+    (one,) = call(folder, 1, folder / "model")
+    return folder / "model", one
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("config", ["cpu", "zero3_cpu"])
-def test_two_ranks_draw_what_one_draws(config, tmp_path):
+def test_two_ranks_draw_what_one_draws(config, alone, tmp_path):
     if config == "zero3_cpu":
         pytest.importorskip("deepspeed")
-    model = tmp_path / "model"
-    save(decided_model(), tokenizer(), model)
-    (one,) = call(tmp_path / "one", 1, model)
-    two = call(tmp_path / "two", 2, model, kind=config)
+    model, one = alone
+    two = call(tmp_path, 2, model, kind=config)
     assert assert_whole(two) >= 1
     first = [rank["kept"][0] for rank in two]  # later ones are of weights that rounding has made different
     for key in ("ids", "conversations"):

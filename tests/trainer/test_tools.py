@@ -36,7 +36,7 @@ def segments(ids, mask):
     return found
 
 
-@pytest.mark.parametrize("baseline", ["otb", "rloo", "reinforce_pp"])
+@pytest.mark.parametrize("baseline", ["otb", "reinforce_pp"])
 def test_what_the_tool_said_is_masked_and_what_the_model_said_is_not(baseline, tmp_path):
     settings = {"beta": 0.1, "kl_placement": "reward"} if baseline == "reinforce_pp" else {}
     trained = trainer(tmp_path, baseline, **settings)
@@ -60,9 +60,7 @@ def test_what_the_tool_said_is_masked_and_what_the_model_said_is_not(baseline, t
             turn_counts.add(len(said))
         silent = ~batch.action_mask
         assert silent.any()
-        values = kept["advantages"]
-        if values.ndim == 2:
-            assert (values[silent] == 0).all()
+        assert (kept["advantages"][silent] == 0).all()
         for name in ("energies", "kl"):
             field = getattr(batch, name)
             assert field is None or (field[silent] == 0).all()
@@ -421,12 +419,12 @@ def test_a_base_models_turns_end_so_too_where_python_gives_no_tokenizer(named, t
 
 
 def test_a_run_with_tools_resumes(tmp_path):
-    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     whole = trainer(tmp_path / "whole", "otb", **settings)
     whole.train()
     again = trainer(tmp_path / "again", "otb", **{**settings, "save_strategy": "no"})
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    assert [kept["ids"] for kept in whole.kept[2:]] == [kept["ids"] for kept in again.kept]
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
+    assert [kept["ids"] for kept in whole.kept[1:]] == [kept["ids"] for kept in again.kept]
     assert any(len(messages) > 1 for kept in again.kept for messages in kept["conversations"])
     for (name, a), (_, b) in zip(whole.model.state_dict().items(), again.model.state_dict().items(), strict=True):
         assert torch.equal(a, b), name

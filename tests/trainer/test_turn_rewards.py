@@ -94,22 +94,6 @@ def test_a_function_may_give_lists_and_numbers_with_a_weight(tmp_path):
     assert lists > 2, "nothing is shown"
 
 
-def test_other_baselines_get_the_sums(tmp_path):
-    """The same rollouts, and rewards that are numbers."""
-
-    def run(name, function):
-        trained = tooled.trainer(tmp_path / name, "rloo", reward_funcs=function)
-        trained.train()
-        return trained
-
-    def summed(completions, **given):
-        return [sum(each) if isinstance(each, list) else each for each in by_length(completions)]
-
-    for one, other in zip(run("lists", by_length).kept, run("sums", summed).kept, strict=True):
-        assert one["batch"].turn_rewards is None
-        assert torch.equal(one["advantages"], other["advantages"])
-
-
 @pytest.mark.vllm
 def test_turns_of_a_stream_have_their_own_rewards(tmp_path):
     """Its rollouts are scored in other threads."""

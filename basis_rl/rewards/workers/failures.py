@@ -32,11 +32,11 @@ class FailureMonitor:
 
     Args:
         name: whose failures, for the message.
-        limit: the share of the recent rollouts that may fail; default: 5 %.
+        limit: the share of the recent rollouts that may fail.
         advice: what to do, for the message.
     """
 
-    def __init__(self, name: str, limit: float | None = None, advice: str = _ADVICE) -> None:
+    def __init__(self, name: str, limit: float = _LIMIT, advice: str = _ADVICE) -> None:
         self.name = name
         self.limit = limit
         self.advice = advice
@@ -57,9 +57,8 @@ class FailureMonitor:
         while sum(size for size, _ in self._batches) - self._batches[0][0] >= _WINDOW:
             self._batches.popleft()
         rollouts, gone = map(sum, zip(*self._batches, strict=True))
-        limit = _LIMIT if self.limit is None else self.limit
-        if failed and gone > limit * max(rollouts, _MINIMUM):
+        if failed and gone > self.limit * max(rollouts, _MINIMUM):
             raise RewardInfrastructureError(
                 f"{self.name} could not score {gone} of the last {rollouts} rollouts, more than "
-                f"{limit:.0%}, and this is not the model's doing{f' ({why})' if why else ''}. {self.advice}"
+                f"{self.limit:.0%}, and this is not the model's doing{f' ({why})' if why else ''}. {self.advice}"
             )

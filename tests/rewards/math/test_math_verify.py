@@ -4,8 +4,6 @@ import json
 import os
 import time
 
-import pytest
-
 from basis_rl.rewards import MathVerifyReward
 
 HOSTILE = [
@@ -55,9 +53,6 @@ def test_as_many_workers_as_there_are_cores_for_this_rank(monkeypatch):
     assert MathVerifyReward(num_workers=3)._pool.size == 3
 
 
-@pytest.mark.parametrize("part", [1, pytest.param(8, marks=pytest.mark.long)], ids=["an eighth", "all"])
-def test_math500_golds_verify(reward, shared_data, part):
-    rows = [json.loads(line) for line in (shared_data / "math500.jsonl").read_text().splitlines()]
-    rows = rows[: len(rows) * part // 8]
-    assert reward.check_golds([row["answer"] for row in rows]) == []
-    assert reward.check_golds([row["solution"] for row in rows]) == []
+def test_whole_solutions_are_golds(reward, shared_data):
+    lines = (shared_data / "math500.jsonl").read_text().splitlines()[:64]
+    assert reward.check_golds([json.loads(line)["solution"] for line in lines]) == []

@@ -18,17 +18,13 @@ def raises(monitor, scored, failed):
     return False
 
 
-def limits(monkeypatch, limit, window, minimum):
-    for name, value in (("_LIMIT", limit), ("_WINDOW", window), ("_MINIMUM", minimum)):
-        monkeypatch.setattr(failures, name, value)
-
-
 def test_against_a_plain_loop(monkeypatch):
     choice = random.Random(0)
     for _ in range(50):
         limit, window, minimum = choice.choice([0.0, 0.05, 0.3]), choice.choice([50, 200]), choice.choice([1, 20, 50])
-        limits(monkeypatch, limit, window, minimum)
-        monitor, rollouts = FailureMonitor("x"), []
+        monkeypatch.setattr(failures, "_WINDOW", window)
+        monkeypatch.setattr(failures, "_MINIMUM", minimum)
+        monitor, rollouts = FailureMonitor("x", limit), []
         for _ in range(60):
             size = choice.choice([1, 8, 32, 100])
             failed = sum(choice.random() < 0.06 for _ in range(size))
