@@ -67,6 +67,7 @@ class FakeRun(BasisTrainer):
         self.generation_config = GenerationConfig(do_sample=True, max_new_tokens=6, **DRAWN)
         self.spending, self.reward_weights = Usage(), torch.tensor([1.0, 0.5])
         self._numbers = OwnNumbers(torch.device("cpu"))
+        self.reads = frozenset({"prompt"})
 
     def _generate_unlogged(self, prompts):
         self.settings = {name: getattr(self.generation_config, name) for name in ("do_sample", *DRAWN)}
