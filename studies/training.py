@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,14 @@ def measured_training(trainer: BasisTrainer, measured: Measured) -> list[Point]:
 def levels(accuracy: Sequence[float], last: int = LAST) -> list[float]:
     """The mean of each measurement and up to ``last - 1`` before it, so that one high measurement makes no level."""
     return [float(np.mean(accuracy[max(0, i + 1 - last) : i + 1])) for i in range(len(accuracy))]
+
+
+def crossing(places: Sequence[float], accuracy: Sequence[float], level: float) -> float | None:
+    """Where the line between two measurements first gets to `level`; None if it does not."""
+    for (before, low), (after, high) in pairwise(zip(places, accuracy, strict=True)):
+        if low < level <= high:
+            return float(before + (after - before) * (level - low) / (high - low))
+    return None
 
 
 def started(

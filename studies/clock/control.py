@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median, mode
 from typing import Any
@@ -33,6 +32,7 @@ from studies.clock.run import ROLLOUTS
 from studies.clock.study import LAST, end, planned_run
 from studies.drawing import panels, style, title
 from studies.runs import RESULTS, Planned, kept, origins, read_table, save_table, study_parser
+from studies.training import crossing
 
 TUNING = (10, 11)
 STARTS = (5e-6, 1e-5)
@@ -140,14 +140,6 @@ def tuned(runs: Runs, row: str) -> float:
         best = following
 
 
-def crossing(run: dict[str, Any], level: float) -> float | None:
-    """Rollouts until the line between two measurements first crosses `level`."""
-    for (step, accuracy), (later, above) in pairwise(zip(run["step"], run["accuracy"], strict=True)):
-        if accuracy < level <= above:
-            return float(step + (later - step) * (level - accuracy) / (above - accuracy)) * ROLLOUTS
-    return None
-
-
 def interval(values: list[float]) -> tuple[float, float]:
     """A 90 % interval of the mean, by drawing the seeds again."""
     drawn = np.random.default_rng(0).choice(values, (RESAMPLED, len(values))).mean(1)
@@ -169,9 +161,11 @@ def lines(runs: list[dict[str, Any]]) -> Iterator[list[Any]]:
             yield [*found, *[""] * (len(LEVELS) + 1)]
             continue
         for level in LEVELS:
-            reached = [crossing(run, level) for run in group]
+            reached = [crossing(run["step"], run["accuracy"], level) for run in group]
             there = [each for each in reached if each is not None]
-            found.append(f"{median(there):.0f}" if len(there) == len(reached) else f"{len(there)} of {len(reached)}")
+            found.append(
+                f"{ROLLOUTS * median(there):.0f}" if len(there) == len(reached) else f"{len(there)} of {len(reached)}"
+            )
         yield [*found, f"{fmean(run['cpu'][-1] / run['step'][-1] for run in group):.1f}"]
 
 

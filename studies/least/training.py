@@ -30,7 +30,6 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -48,7 +47,7 @@ from basis_rl.recipe.file import parse_recipe
 from benchmarks.common import one_thread
 from studies.runs import Planned, kept_runs, placed, read_table, save_table, study_parser
 from studies.small_policy import TOKENS, family, trainer_for
-from studies.training import RECIPE, Measured, measured_training, quickstart_model
+from studies.training import RECIPE, Measured, crossing, measured_training, quickstart_model
 
 # A row: baseline, its parameters, rollouts per prompt, sampler.
 ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
@@ -260,7 +259,9 @@ def report(rows: Sequence[dict[str, Any]], scale: Scale) -> list[str]:
             lines.append(f"{kind}, {step} steps, {row}, {rate:g}: {ends}; pass@8 {passed:.1f}{entropy}")
             if scale.every:
                 # A step has 64 rollouts.
-                told = [[crossing(each[unit], each["accuracy"]) for each in found] for unit in ("steps", "seconds")]
+                told = [
+                    [crossing(each[unit], each["accuracy"], LEVEL) for each in found] for unit in ("steps", "seconds")
+                ]
                 reached = [", ".join("-" if at is None else f"{at:.0f}" for at in each) for each in told]
                 lines[-1] += f"; to {LEVEL:.0%}: steps {reached[0]}; seconds {reached[1]}"
     return lines
@@ -276,14 +277,6 @@ def long_report(rows: Sequence[dict[str, Any]]) -> list[str]:
         for when, point in (("start", each["kinds"][0]), ("end", each["kinds"][-1])):
             lines.append(f"  {when}: " + "; ".join(f"{kind} {100 * value:.0f} %" for kind, value in point.items()))
     return lines
-
-
-def crossing(places: Sequence[float], accuracy: Sequence[float]) -> float | None:
-    """Where the line between two measurements first gets to `LEVEL`."""
-    for (before, low), (after, high) in pairwise(zip(places, accuracy, strict=True)):
-        if low < LEVEL <= high:
-            return before + (after - before) * (LEVEL - low) / (high - low)
-    return None
 
 
 def trained(

@@ -25,10 +25,10 @@ def test_the_search_goes_on_towards_the_better_rate_until_the_end_falls():
 
 
 def test_a_level_is_reached_where_the_line_between_two_measurements_crosses_it():
-    found = {"step": [0, 8, 16, 24], "accuracy": [0.1, 0.3, 0.5, 0.4]}
-    assert control.crossing(found, 0.4) == pytest.approx(12 * 64)
-    assert control.crossing(found, 0.3) == pytest.approx(8 * 64)
-    assert control.crossing(found, 0.6) is None
+    steps, accuracy = [0, 8, 16, 24], [0.1, 0.3, 0.5, 0.4]
+    assert control.crossing(steps, accuracy, 0.4) == pytest.approx(12)
+    assert control.crossing(steps, accuracy, 0.3) == pytest.approx(8)
+    assert control.crossing(steps, accuracy, 0.6) is None
 
 
 def test_the_end_alone_of_a_tuning_run_is_measured(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.trainers import random_model
-from studies.least import layers, training, variance
+from studies.least import layers, variance
 
 
 def rollouts_of(rewards, energies):
@@ -88,9 +88,3 @@ def test_of_two_answers_their_energies_have_the_least_power():
     exact = (0.75 * 0.75**2 * 0.25**2 + 0.25 * 0.25**2 * 0.75**2) / (0.75 * 0.25**4 + 0.25 * 0.75**4)
     assert power["layer 0"] == pytest.approx([exact, exact], rel=0.1)
     assert power["none"] == pytest.approx([1.0, 1.0], rel=0.1)
-
-
-def test_a_level_is_reached_where_the_line_between_two_measurements_first_gets_to_it():
-    assert training.crossing([0, 20, 40, 60], [0.7, 0.8, 0.9, 0.84]) == pytest.approx(30)
-    assert training.crossing([0, 20, 40], [0.7, 0.85, 0.8]) == pytest.approx(20)
-    assert training.crossing([0, 20], [0.7, 0.84]) is None
