@@ -2,7 +2,7 @@
 
     python -m studies.least.training [--part tune | judge] [--mostly | --long] [--worker 0/2] [--report] [--quick]
 
-The quickstart's policy and problems, one warm start for each seed, 64 rollouts per step (64 prompts x 1, or 8 x 8),
+The quickstart's policy and problems, one warm start for each seed, 64 rollouts per step (64 prompts x 1, 8 x 8, or between),
 one update per step, objective ``grpo``, a constant learning rate and no KL. The rewards are 0 and 1; or -1 and 1; or 0
 and 1 with 0.2 more for a rollout that is one boxed integer. Baselines whose advantages only double with -1 and 1 (all
 but `none`) train with them as with 0 and 1, since Adam divides by the gradient's size; one is run to see it.
@@ -60,17 +60,24 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "basis_history, text, frontier": ("basis_history", {"prior": "text"}, 1, "frontier"),
     "rloo, G = 8": ("rloo", {}, 8, "uniform"),
     "grpo, G = 8": ("grpo", {}, 8, "uniform"),
+    "grpo, G = 4": ("grpo", {}, 4, "uniform"),
+    "grpo, G = 2": ("grpo", {}, 2, "uniform"),
+    "none, G = 8": ("none", {}, 8, "uniform"),
+    "basis_history, optimal, G = 8": ("basis_history", {"target": "optimal"}, 8, "uniform"),
 }
 # What a wrong and a right rollout get, and what is added for the form.
 REWARDS = {"0/1": (0.0, 1.0, 0.0), "-1/+1": (-1.0, 1.0, 0.0), "0/1 + form": (0.0, 1.0, 0.2)}
 # The rows of each kind of reward.
-SEVEN = tuple(row for row in ROWS if row not in ("basis_history, text, frontier", "grpo, G = 8"))
+SEVEN = (
+    "none", "batch_mean", "basis_history", "batch_mean, optimal", "basis_history, optimal",
+    "basis_history, optimal_token", "rloo, G = 8",
+)  # fmt: skip
 RUN = {"0/1": SEVEN, "-1/+1": ("none", "basis_history, optimal"), "0/1 + form": SEVEN}
 # With --mostly.
 MOSTLY = {
     "0/1": (
         "none", "batch_mean", "batch_mean, optimal", "basis_history, optimal", "basis_history, text, frontier",
-        "grpo, G = 8",
+        "grpo, G = 8", "grpo, G = 4", "grpo, G = 2", "none, G = 8", "basis_history, optimal, G = 8",
     ),
     "-1/+1": ("none",),
 }  # fmt: skip
