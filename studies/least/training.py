@@ -2,8 +2,8 @@
 
     python -m studies.least.training [--part tune | judge] [--mostly | --long] [--worker 0/2] [--report] [--quick]
 
-The quickstart's policy and problems, one warm start for each seed, 64 rollouts per step (64 prompts x 1, 8 x 8, or between),
-one update per step, objective ``grpo``, a constant learning rate and no KL. The rewards are 0 and 1; or -1 and 1; or 0
+The quickstart's policy and problems, one warm start for each seed, 64 rollouts per step (64 prompts x 1 to 8 x 8), one
+update per step, objective ``grpo``, a constant learning rate and no KL. The rewards are 0 and 1; or -1 and 1; or 0
 and 1 with 0.2 more for a rollout that is one boxed integer. Baselines whose advantages only double with -1 and 1 (all
 but `none`) train with them as with 0 and 1, since Adam divides by the gradient's size; one is run to see it.
 
