@@ -48,7 +48,7 @@ class OptimalBaseline:
     c is drawn to that of whole ones. Without a belief (``degree=0``), b is the best constant.
 
     Metrics: ``at_0``, ``at_0.5``, ``at_1``: b of prompts with these values, on the scale from 0 to 1 (``degree=0``:
-    ``constant``); ``learnt_from``, the rollouts behind it.
+    ``constant``); ``learnt_from``, the rollouts behind it; ``power_value`` and ``power_none``: `powers`.
 
     Args:
         target: ``optimal`` or ``optimal_token``, or ``value``, with which nothing is learnt.
@@ -99,13 +99,31 @@ class OptimalBaseline:
             found = (self._features((values - low) / (high - low)) @ c.T).clamp(_MARGIN, 1 - _MARGIN)
             shown = self._features(torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)) @ c[0]
             metrics = dict(zip(("at_0", "at_0.5", "at_1"), shown.clamp(_MARGIN, 1 - _MARGIN).tolist(), strict=True))
-        metrics["learnt_from"] = learnt_from
+        metrics |= {"learnt_from": learnt_from, **self.powers(c[0], ends)}
         found = low + (high - low) * found
         if self.target == "optimal":
             return found[:, 0], metrics
         # An action later than any before has the c of whole rollouts.
         later = found[:, :1].expand(-1, max(1, mask.shape[1] - (len(c) - 1)))
         return unalign(torch.cat([found[:, 1:], later], dim=1), mask), metrics
+
+    def powers(self, c: Tensor, ends: Ends) -> dict[str, float]:
+        """``E[W (r - b)^2]`` over the rollouts so far with V and with 0 as b, as shares of that with b = c . x.
+
+        Nothing where c . x explains all rewards, as where all are equal. Without a belief there is no V.
+        """
+        zero = torch.zeros_like(c)
+        zero[0] = -ends[0] / (ends[1] - ends[0])
+        others = {"none": zero} | ({"value": torch.eye(len(c), dtype=c.dtype)[1]} if self.degree else {})
+
+        def power(b: Tensor) -> float:
+            z = torch.cat([-b, torch.ones(1, dtype=b.dtype)])
+            return float(z @ self.moments[0] @ z)
+
+        least = power(c)
+        if least < 1e-9 * float(self.moments[0, 0, 0]) or least <= 0:
+            return {}
+        return {f"power_{name}": power(b) / least for name, b in others.items()}
 
     def learn(self, values: Tensor, rewards: Tensor, batch: RolloutBatch, ends: Ends = UNIT) -> None:
         """Take in a batch.

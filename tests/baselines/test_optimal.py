@@ -39,21 +39,26 @@ def random_batch(seed, size=12, tokens=5, rewards=(0.0, 1.0), **fields):
     return batch_of(drawn, ids, action_mask=mask, gradient_energies=energies, step=seed, **fields)
 
 
+def counted(past):
+    """(V, r, weight) of every rollout; `past` has a list of (V, r, W) for each batch."""
+    for age, rollouts in enumerate(reversed(past)):
+        total = sum(w for *_, w in rollouts)
+        capped = [min(w, 10 * (total - w) / (len(rollouts) - 1)) for *_, w in rollouts]
+        mean = sum(capped) / len(capped)
+        yield from ((v, r, 0.97**age * w / mean) for (v, r, _), w in zip(rollouts, capped, strict=True))
+
+
 def plain_loop(past, values, degree):
-    """c by the normal equations, summed rollout by rollout; `past` has a list of (V, r, W) for each batch."""
+    """c by the normal equations, summed rollout by rollout."""
     d = degree + 1
     left = 4.0 * torch.eye(d, dtype=torch.float64)
     prior = torch.zeros(d, dtype=torch.float64)
     prior[1 if degree else 0] = 1.0 if degree else float(values[0])
     right = 4.0 * prior
-    for age, rollouts in enumerate(reversed(past)):
-        total = sum(w for *_, w in rollouts)
-        capped = [(v, r, min(w, 10 * (total - w) / (len(rollouts) - 1))) for v, r, w in rollouts]
-        mean = sum(w for *_, w in capped) / len(capped)
-        for v, r, w in capped:
-            x = torch.tensor([v**k for k in range(d)], dtype=torch.float64)
-            left += 0.97**age * w / mean * torch.outer(x, x)
-            right += 0.97**age * w / mean * r * x
+    for v, r, w in counted(past):
+        x = torch.tensor([v**k for k in range(d)], dtype=torch.float64)
+        left += w * torch.outer(x, x)
+        right += w * r * x
     return torch.linalg.solve(left, right)
 
 
@@ -78,7 +83,18 @@ def test_it_is_the_weighted_regression_of_earlier_rewards_on_their_values(name, 
         told = value.advantages(batch).baseline
         v = (told - low) / (high - low)
         c = plain_loop(past, told, 0 if name == "batch_mean" else 2)
-        found = baseline.advantages(batch).baseline
+        given = baseline.advantages(batch)
+        found = given.baseline
+        if step:
+            units = [(low + (high - low) * a, low + (high - low) * r, w) for a, r, w in counted(past)]
+            least = sum(
+                w * (r - low - (high - low) * sum(float(c[k]) * a**k for k in range(len(c)))) ** 2
+                for (a, _, _), (_, r, w) in zip(counted(past), units, strict=True)
+            )
+            assert given.metrics["power_none"] == pytest.approx(sum(w * r**2 for _, r, w in units) / least)
+            if name != "batch_mean":
+                of_value = sum(w * (r - told) ** 2 for told, r, w in units)
+                assert given.metrics["power_value"] == pytest.approx(of_value / least)
         for i in range(len(v)):
             b = sum(float(c[k]) * float(v[i]) ** k for k in range(len(c)))
             inside = b if name == "batch_mean" else min(0.99, max(0.01, b))
@@ -186,6 +202,16 @@ def test_a_wider_range_of_rewards_leaves_the_curve_in_reward_units():
         other.learn(0.25 + 0.25 * v, 0.25 + 0.25 * batch.rewards.double(), batch)
     found.rescale(0.25, 0.25)
     torch.testing.assert_close(found.moments, other.moments)
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_rewards_that_are_all_equal_tell_nothing_of_powers(reward):
+    found = OptimalBaseline("optimal", degree=0)
+    batch = replace(random_batch(0), rewards=torch.full((12,), reward))
+    for _ in range(200):
+        found.learn(batch.rewards, batch.rewards, batch)
+    told = found(batch.rewards.double(), batch.action_mask)[1]
+    assert all(math.isfinite(each) and each < 10 for name, each in told.items() if name.startswith("power"))
 
 
 @pytest.mark.parametrize("name", MAKE)
