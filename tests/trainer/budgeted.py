@@ -82,7 +82,7 @@ def run(folder: Path | str, ranks: int, budget: int | None, model: str, **given:
 
 def found_by(trainer: Any) -> dict[str, Any]:
     """What all ranks have done, and what is logged."""
-    keys = ("loss", "grad_norm")
+    told = ("loss", "grad_norm", "entropy", "kl", "clip_ratio/", "cispo_clip_ratio", "vespo/")
     return {
         "gradients": trainer.gradients,
         "mine": [Counter(rows) for rows in trainer.trained[:-1]],
@@ -90,7 +90,11 @@ def found_by(trainer: Any) -> dict[str, Any]:
         "sizes": trainer.sizes,
         "scored": trainer.scored,
         "synced": trainer.synced,
-        "logs": [{key: row[key] for key in keys} for row in trainer.state.log_history if "loss" in row],
+        "logs": [
+            {key: value for key, value in row.items() if key.startswith(told)}
+            for row in trainer.state.log_history
+            if "loss" in row
+        ],
         "type": str(trainer.accelerator.distributed_type),
         "moments": getattr(getattr(trainer.baseline, "optimal", None), "moments", None),
     }
