@@ -240,7 +240,7 @@ def test_closing_ends_what_is_in_flight(fake):
 
 BAD = {
     "refused": ([], TOKENS, {}, r"refuses a request \(HTTP 400\): so it was asked for"),
-    "long prompts": ([], [[1] * 60], {}, r"longest prompt has 60 tokens; with 8 .* more than the 64"),
+    "long prompts": ([], [[1] * 57], {}, r"longest prompt has 57 tokens; with 8 .* more than the 64"),
     "no server": (None, TOKENS, {}, "There is no server to sample from"),
     "nobody there": ([NOBODY], TOKENS, {}, r"There is no vLLM server at .*serve MODEL"),
     "no URL": (["ftp://x"], TOKENS, {}, "is not the URL of a server"),
@@ -254,6 +254,11 @@ def test_what_cannot_work_is_one_message(case, fake):
     fake.before = lambda number, body: 400
     with pytest.raises(ValueError, match=message):
         draw(*([] if urls is None else urls or [fake]), tokens=tokens, **settings)
+
+
+def test_a_prompt_and_its_completion_may_fill_the_context(fake):
+    tokens = [[1] * 56]
+    assert draw(fake, tokens=tokens) == expected(tokens)
 
 
 ASKED = {"prompt": [[1, 2], [3]], "n": 2, "max_tokens": 4, "logprobs": 0}

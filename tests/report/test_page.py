@@ -128,6 +128,19 @@ def test_a_curve_with_its_table_begins_after_the_tables_rollouts(tmp_path, monke
     assert drawn == [middle + 1000, middle]
 
 
+def test_time_is_drawn_in_minutes(tmp_path, monkeypatch):
+    rows = write_run(tmp_path / "rloo")
+    drawn = []
+    monkeypatch.setattr(plots, "_line", lambda axis, x, *args, **style: drawn.append(x[-1]))
+    found = compare_runs([tmp_path])
+    timed = [each for each in plots.plots(found) if each.x == "seconds"]
+    for plot in timed:
+        plots.svg(found, plot)
+    last = max(row.get("seconds", 0.0) for row in rows)
+    assert timed
+    assert all(0.9 * last < 60 * x <= last for x in drawn)
+
+
 def test_the_command(runs, tmp_path, capsys):
     options = ["--output_dir", str(tmp_path / "r"), "--reference", "basis"]
     assert main(["compare", str(runs), *options]) == 0
