@@ -147,7 +147,9 @@ class StepMeans:
             if new and _is_of_tokens(name):
                 del values[len(values) - len(new) :]
                 sizes = rollouts if name.startswith(of_rollouts) else (tokens, tokens)
-                self._found.setdefault(name, []).extend((value, *sizes) for value in new)
+                # VESPO's weight of a row without a rollout, whose ratio is 1, is 1; a clip ratio is 0.
+                empty = (sizes[0] - sizes[1]) / max(1, sizes[0]) if name.startswith("vespo/") else 0.0
+                self._found.setdefault(name, []).extend((value - empty, *sizes) for value in new)
 
     def take(self, accelerator: Accelerator) -> dict[str, float]:
         """The means of what was taken since the last call. Collective."""
