@@ -47,6 +47,18 @@ from heapq import heapify, heappop, heappush
 from bisect import bisect_left, bisect_right
 from math import ceil, comb, floor, gcd, inf, sqrt
 """
+# Programs written for these sites use more of it. Tests do not get these names, with which they mean the program's.
+_OF_PROGRAMS = """
+import copy, datetime, json, time
+from bisect import insort, insort_left, insort_right
+from copy import deepcopy
+from functools import *
+from heapq import *
+from itertools import *
+from string import *
+from operator import *
+from math import *
+"""
 
 
 _SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
@@ -134,8 +146,12 @@ def run_program(seconds: str, path: str) -> None:
     # Where pickle and dataclasses look for its classes.
     sys.modules["candidate"] = module = ModuleType("candidate")
     namespace = vars(module)
-    # Not in its namespace, where they would answer for functions that it lacks.
-    vars(builtins).update((name, value) for name, value in known_names([]).items() if not name.startswith("_"))
+    # Not in its namespace, where they would answer for functions that it lacks. Python's own `pow` stays.
+    given: dict[str, Any] = {}
+    exec(_PRELUDE + _OF_PROGRAMS, given)
+    vars(builtins).update((name, given[name]) for name in given.keys() - vars(builtins).keys())
+    # As these sites do.
+    sys.setrecursionlimit(50_000)
     allow(float(seconds))
     with open(path, encoding="utf-8") as file:
         # Without the future import of this file.

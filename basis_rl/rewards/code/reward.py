@@ -20,7 +20,7 @@ from basis_rl.rewards.workers.calls import trl_signature
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.sandbox import Policy, isolation
 
-_RULES = 5
+_RULES = 6
 _OUTPUT_BYTES = 4 << 20
 
 _Scored = tuple[float | None, list[Verdict]]

@@ -1,6 +1,7 @@
 """``start.py FOLDER:FOLDER... SCRIPT ...``: runs a script as the main module, which can import the packages in the
 folders and nothing beside them. It is run for each test, and so imports nothing."""
 
+import builtins
 import sys
 
 
@@ -23,6 +24,8 @@ class Packages:
 if __name__ == "__main__":
     sys.meta_path.append(Packages(sys.argv[1]))
     del sys.argv[:2]
+    # Programs end by these without an import. The module `site`, which has them, is not loaded.
+    builtins.exit = builtins.quit = sys.exit
     main = type(sys)("__main__")
     main.__file__ = sys.argv[0]
     # Not the module of this file: pickle and dataclasses look for a program's classes there.

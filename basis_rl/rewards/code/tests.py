@@ -17,6 +17,8 @@ _CALL = ("functional", "function_call", "call_based")
 _UNCALLED = re.compile(r"^def check\((?!.*^check\()", re.MULTILINE | re.DOTALL)
 # Source that has its own structure: it cannot be joined to others, as single statements can.
 _TEST_SOURCE = re.compile(r"^\s*(?:def (?:test|check)|class \w*Test)", re.MULTILINE)
+# LeetCodeDataset's arguments, such as `nums = [3, 1], k = 2`.
+_BY_NAME = re.compile(r"\s*\w+ = ")
 # With the lines of its body, and the closing bracket of its parameters.
 _FUNCTION = re.compile(r"^def .*\n(?:(?:[ \t)].*)?\n)*", re.MULTILINE)
 
@@ -106,11 +108,13 @@ def _source(text: str, name: str | None) -> list[Case]:
 
 def _statements(text: str) -> list[Case]:
     """A case for each ``assert`` behind the statements that prepare them; one for all if these stand between."""
-    parts = ast.parse(text).body
-    first = next((index for index, part in enumerate(parts) if isinstance(part, ast.Assert)), None)
-    if first is None:
+    tree = ast.parse(text)
+    if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
         raise ValueError("no assert")
-    if not all(isinstance(part, ast.Assert) for part in parts[first:]):
+    parts = tree.body
+    # MBPP+ has its only one in a function.
+    first = next((index for index, part in enumerate(parts) if isinstance(part, ast.Assert)), None)
+    if first is None or not all(isinstance(part, ast.Assert) for part in parts[first:]):
         return _asserts([text], "")
     sources = [ast.get_source_segment(text, part) or "" for part in parts]
     return _asserts(sources[first:], "\n".join(sources[:first]))
@@ -137,6 +141,8 @@ def _case(item: Mapping[str, Any], name: str | None) -> Case:
         try:
             given = [json.loads(line) for line in given.split("\n") if line.strip()]
         except ValueError:
+            if _BY_NAME.match(given):
+                raise ValueError("arguments by name, which a text that is one argument could be too") from None
             given = [given]
     return Case("call", given if isinstance(given, list) else [given], expected, str(name))
 

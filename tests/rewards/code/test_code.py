@@ -65,6 +65,39 @@ def test_right_programs_pass_in_every_form_of_tests(reward):
     assert scores(reward, programs) == [1.0] * len(programs)
 
 
+# As the field's sites run them: LeetCodeDataset, LiveCodeBench and MBPP+.
+OF_SITES = "inputs = [[1, 2], [3, 4]]\nfor x, want in zip(inputs, [3, 7]):\n    assert add(*x) == want"
+
+
+@needs_sandbox
+def test_programs_run_as_on_the_sites_that_they_are_written_for(reward):
+    method = "class Solution:\n    def add(self, a, b):\n        return {}"
+    deep = "def add(a, b):\n    return b if a == 0 else 1 + add(a - 1, b)"
+    programs = [
+        ("a, b = map(int, input().split())\nif a == 1:\n    print(3)\n    exit()\nprint(34)\nquit()", ADD_IO),
+        ("exit(1)", ADD_IO),
+        (method.format("next(accumulate([a + b])) + len(set(ascii_lowercase) & set('A')) + int(log(1))"), ADD_CALL),
+        (method.format("deepcopy([x + y for x, y in pairwise([a, b])])[0] * pow(a, 0, 7)"), ADD_CALL),
+        ("def add(a, b):\n    return a + b", OF_SITES),
+        ("def add(a, b):\n    return 3", OF_SITES),
+        (deep, ["assert add(5000, 1) == 5001"]),
+    ]
+    assert scores(reward, programs) == [1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0]
+
+
+@needs_sandbox
+def test_names_that_programs_have_are_no_answer_for_functions_that_they_lack(reward):
+    programs = [("x = 1", ["assert list(pairwise([1, 2])) == [(1, 2)]"]), ("x = 1", ["assert log10(10) == 1"]),
+                ("def count(x): return 5", ["assert count(3) == 5"])]  # fmt: skip
+    assert scores(reward, programs) == [0.0, 0.0, 1.0]
+
+
+@needs_sandbox
+def test_arguments_by_name_in_one_text_are_not_taken_for_one_argument(reward):
+    named = {"fn_name": "f", "inputs": ["nums = [3,1], k = 2"], "outputs": ["4"]}
+    assert reward.check_golds([named, {**named, "inputs": ["nums"]}, "x = 1"]) == [0, 2]
+
+
 WRONG = CASES["wrong"]
 
 
