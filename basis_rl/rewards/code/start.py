@@ -25,7 +25,7 @@ if __name__ == "__main__":
     sys.meta_path.append(Packages(sys.argv[1]))
     del sys.argv[:2]
     # Programs end by these without an import. The module `site`, which has them, is not loaded.
-    builtins.exit = builtins.quit = sys.exit
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)
     main = type(sys)("__main__")
     main.__file__ = sys.argv[0]
     # Not the module of this file: pickle and dataclasses look for a program's classes there.
