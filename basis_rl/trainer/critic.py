@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator, DistributedType
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils._pytree import tree_map
+from torch.distributed.tensor import DTensor
 from transformers.integrations import deepspeed
 
 from basis_rl.baselines import LearnedBaseline
@@ -181,15 +181,20 @@ class Critic:
 
     def save(self, folder: str | Path) -> None:
         """Write weights and optimizer into a checkpoint folder, whole. Collective."""
-        content = whole({"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()})
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        module, optimizer = get_state_dict(self.module, self.optimizer, options=options)
         if self.accelerator.is_main_process:
-            torch.save(content, Path(folder) / NETWORK_FILE)
+            torch.save({"module": module, "optimizer": optimizer}, Path(folder) / NETWORK_FILE)
 
     def load(self, folder: str | Path) -> None:
-        """Restore `save`'s result."""
+        """Restore `save`'s result; learning rates stay those that the optimizer was built with."""
         content = torch.load(Path(folder) / NETWORK_FILE, weights_only=True, map_location="cpu")
-        load_module(self.module, content["module"])
-        load_optimizer(self.optimizer, content["optimizer"])
+        # A resumed run may have another learning rate, which is allowed.
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        states = {"model_state_dict": content["module"], "optim_state_dict": content["optimizer"]}
+        set_state_dict(self.module, self.optimizer, **states, options=StateDictOptions(full_state_dict=True))
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def _method_of(module: nn.Module, args: BasisConfig, device: torch.device) -> Method | None:
@@ -225,39 +230,6 @@ def shard(module: nn.Module, accelerator: Accelerator) -> None:
     fully_shard(module, mesh=mesh)
 
 
-def whole(tree: Any) -> Any:
-    """The same with every sharded tensor gathered, on the CPU. Collective."""
-    return tree_map(lambda x: whole_tensor(x).cpu() if isinstance(x, Tensor) else x, tree)
-
-
 def whole_tensor(value: Tensor) -> Tensor:
     """The tensor itself, or gathered from all ranks. Collective."""
     return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def part_like(value: Tensor, parameter: Tensor) -> Tensor:
-    """A whole tensor as `parameter` is kept on this rank: sharded like it if it has its shape, else as it is."""
-    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
-        return value
-    value = value.to(parameter.device)
-    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
-
-
-def load_module(module: nn.Module, state: dict[str, Tensor]) -> None:
-    """Restore the whole tensors of a module's `state_dict`."""
-    own = module.state_dict()
-    module.load_state_dict({key: part_like(value, own.get(key, value)) for key, value in state.items()})
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Restore the whole tensors of an optimizer's `state_dict`; learning rates stay those that it was built with."""
-    # A resumed run may have another learning rate, which is allowed.
-    rates = [group["lr"] for group in optimizer.param_groups]
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    parts = {
-        index: {key: part_like(value, parameters[index]) for key, value in entry.items()}
-        for index, entry in state["state"].items()
-    }
-    optimizer.load_state_dict({**state, "state": parts})
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate

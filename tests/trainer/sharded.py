@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from basis_rl.baselines import Ppo, Sao
 from basis_rl.baselines.optimal import TargetedBaseline
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.critic import whole
+from basis_rl.trainer.critic import whole_tensor
 from tests.support.served import trainer
 from tests.support.tiny import Keeps, tiny_trainer
 
@@ -99,7 +99,8 @@ def resumed(output: Path, model: Path, kind: str) -> dict[str, Any]:
         trained.save_model(str(output / name / "saved"))
         norms = [(row["step"], row["grad_norm"]) for row in trained.state.log_history if "grad_norm" in row]
         critic = trained._critic
-        module = whole(critic.module.state_dict()) if critic is not None else {}
+        states = critic.module.state_dict() if critic is not None else {}
+        module = {name: whole_tensor(value).cpu() for name, value in states.items()}
         sharded = critic is not None and any(isinstance(p, DTensor) for p in critic.parameters)
         kind_of = str(trained.accelerator.distributed_type)
         kept = {"norms": norms, "type": kind_of, "module": module, "module_sharded": sharded}
