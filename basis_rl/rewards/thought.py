@@ -20,7 +20,7 @@ PLACES = {
     "last_number": "takes the last number for the answer",
     "whole": "takes the whole rollout for the answer",
     "anywhere": "reads the answer from a box, a tag or behind ####, else from the last sentence that has one",
-    "letter": r"reads the letter from the last \boxed{}, else from a tag, else from the last statement of one",
+    "letter": r"reads the letter from the last \boxed{} or tag, else from the last statement of one",
     "code": "runs the last closed block of Python, or of no language",
 }
 _BEGIN = "<think>"

@@ -49,8 +49,8 @@ PIECES = [
     "9", "999,", "9.", "9,", "1/", "-", "$", "\\(", "<answer>", "</answer>", "<answer></answer>", "####", "####\n",
     "\n", " ", '"', ".!", "<think>", "</think>", "<think>a</think>", "answer ", "answer\n", "Answer: A or ",
     "answer is ", "answer the option ", "the answer is ", "(", "**", r"\text{", "A)", "A ) ", "A ", "\n(", "B.:",
-    ". but ", ".let me a ", "hm", ".no", "```python\na\n```\n", "```\na\n```\n", "a```\n", "~~~ `", "~~~\n", "``` ", "```", "`",
-    "~", r"\sin(", "9^{", "9!", r"\cup ", "9^9", r"\binom{9}{", "!", ")!",
+    ". but ", ".let me a ", "hm", ".no", "```python\na\n```\n", "```\na\n```\n", "a```\n", "~~~ `", "~~~\n", "``` ",
+    "```", "`", "~", r"\sin(", "9^{", "9!", r"\cup ", "9^9", r"\binom{9}{", "!", ")!",
 ]  # fmt: skip
 
 
