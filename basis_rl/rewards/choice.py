@@ -165,10 +165,16 @@ class ChoiceReward(AfterThought):
         """
         without = [text for text in prompts if not all(mark.search(text) for mark in self._marks)]
         if 2 * len(without) > len(prompts):
+            numbered = ""
+            if self.gold_index is not None:
+                numbered = (
+                    " If their options are numbered, 1) and 2), take math_verify instead: a number is the answer."
+                )
             raise ValueError(
                 f"The reward choice reads a letter, but {len(without)} of {len(prompts)} prompts show no options, such "
                 f"as {without[0][:100]!r}. Name their column, and they stand below each problem: choices_column: "
                 "choices (or one for each: A, B, C, D). Or write them into the prompts, as lines 'A. one', 'B. two'."
+                + numbered
             )
 
     def _boxed(self, content: str) -> str | None:

@@ -97,3 +97,8 @@ def test_prompts_with_options_are_taken(text):
 def test_prompts_without_options_are_refused(text):
     with pytest.raises(ValueError, match=r"2 of 3 prompts show no options.*choices_column"):
         reward.check_prompts([text, text, SHOWN[0]])
+
+
+def test_numbered_options_are_refused_with_another_reward_for_them():
+    with pytest.raises(ValueError, match="take math_verify instead"):
+        ChoiceReward(gold_index=1).check_prompts(["Which?\n1) one\n2) two"])
