@@ -144,9 +144,8 @@ def prompts(texts: Sequence[str], lengths: Sequence[int], given: Any) -> str:
 
 def answers(plan: Plan, warn: Warn) -> str:
     """Where the reward functions look for the answer, as far as they have a `reading`; and what a judge costs."""
-    reading = [reward for reward in plan.reward_funcs if hasattr(reward, "reading")]
-    lines = [f"{reward.__name__} {reward.reading}." for reward in reading]
-    boxes = [reward.__name__ for reward in reading if getattr(reward, "answer_in", "") == "box"]
+    lines = [f"{reward.__name__} {reward.reading}." for reward in plan.reward_funcs if hasattr(reward, "reading")]
+    boxes = [reward.__name__ for reward in plan.reward_funcs if getattr(reward, "answer_in", "") == "box"]
     if boxes and any(plan.rendered) and not any(r"\boxed" in text for text in plan.rendered):
         warn(
             f"{boxes[0]} reads the answer from a \\boxed{{}}, but no prompt asks for one, so that every rollout may be "
@@ -169,8 +168,8 @@ def golds(dropped: int, plan: Plan, warn: Warn) -> str:
         warn(f"{dropped} of {dropped + len(rows)} problems are dropped: their golds do not verify against themselves.")
     cells = rows[:_LOOKED_AT]["solution"] if "solution" in rows.column_names else []
     shown = ", ".join(map(repr, list(dict.fromkeys(str(cell)[:_LONGEST_GOLD] for cell in cells))[:3]))
-    such = f" They are such as {shown}." if shown else ""
-    return f"The golds passed the checks of the reward functions ({dropped} problems dropped).{such}"
+    said = f"The golds passed the checks of the reward functions ({dropped} problems dropped)."
+    return f"{said} They are such as {shown}." if shown else said
 
 
 def missing_artefact(recipe: Recipe, key: str, problems: int, arguments: str, warn: Warn) -> str:

@@ -14,7 +14,6 @@ from basis_rl.rewards.thought import AfterThought, Unfinished
 
 _RULES = 5
 # Every quantifier is possessive and what follows it cannot begin with what it takes: no text is read twice.
-_LONGEST_OPTION = 1000
 _SKIP = r"[\s*_:$]*+"
 _LETTER = r"(?P<open>[(\[{]?)(?P<letter>[A-Za-z])(?![A-Za-z0-9'’])"
 _STATED = re.compile(
@@ -121,11 +120,9 @@ class ChoiceReward(AfterThought):
             text: of the rollout.
             prompt: a text or a conversation; a rollout that repeats one of its options and says no more has its letter.
         """
-        settled = last_boxed(text)
-        if settled is None:
-            settled = take_answer(text, "tag")
-        if settled is not None:
-            return self._boxed(settled)
+        for settled in (last_boxed(text), take_answer(text, "tag")):
+            if settled is not None:
+                return self._boxed(settled)
         visible = take_answer(text, "whole") or ""
         if _ALONE.fullmatch(visible) or _is_option_of(prompt, visible):
             return self._boxed(visible)
@@ -165,16 +162,11 @@ class ChoiceReward(AfterThought):
         """
         without = [text for text in prompts if not all(mark.search(text) for mark in self._marks)]
         if 2 * len(without) > len(prompts):
-            numbered = ""
-            if self.gold_index is not None:
-                numbered = (
-                    " If their options are numbered, 1) and 2), take math_verify instead: a number is the answer."
-                )
             raise ValueError(
                 f"The reward choice reads a letter, but {len(without)} of {len(prompts)} prompts show no options, such "
                 f"as {without[0][:100]!r}. Name their column, and they stand below each problem: choices_column: "
-                "choices (or one for each: A, B, C, D). Or write them into the prompts, as lines 'A. one', 'B. two'."
-                + numbered
+                "choices (or one for each: A, B, C, D). Or write them into the prompts, as lines 'A. one', 'B. two'. "
+                "If the prompts number them, 1) and 2), take math_verify instead: a number is the answer."
             )
 
     def _boxed(self, content: str) -> str | None:
@@ -185,8 +177,8 @@ class ChoiceReward(AfterThought):
 
 
 def _is_option_of(prompt: Any, line: str) -> bool:
-    """Whether a short text has a letter, a text behind it, and the same words as a line of the prompt."""
-    if len(line) > _LONGEST_OPTION or boxed_letter(line) is None:
+    """Whether a text is an option, a letter with a text behind it, and has the same words as a line of the prompt."""
+    if boxed_letter(line) is None:
         return False
     turns = [prompt] if isinstance(prompt, str) else [str(turn.get("content")) for turn in prompt]
     said, *asked = (re.findall(r"\w+", text.casefold()) for text in (line, *"\n".join(turns).split("\n")))

@@ -15,11 +15,10 @@ from basis_rl.rewards.thought import AfterThought, Unfinished
 
 _RULES = 4
 _ENDS = " \t\n.,;:!?"
-_QUOTES = (('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("`", "`"))
+_QUOTES = ('""', "''", "“”", "‘’", "``")
 _FONT = re.compile(rf"{FONT}\s*+\{{([^{{}}]*+)\}}")
 # A dollar sign with a backslash is a price before a digit only: golds may be regular expressions.
-_ESCAPED = re.compile(r"\\([_%&# ]|\$(?=\d))")
-_TIE = re.compile(r"(?<=\w)~(?=\w)")
+_ESCAPED = re.compile(r"\\([_%&# ]|\$(?=\d))|(?<=\w)~(?=\w)")
 _MOST_FONTS = 4
 
 
@@ -67,8 +66,8 @@ class ExactReward(AfterThought):
         self.numbers = numbers
         self._set_thought(after_think, unfinished)
         ignored = [name for name in ("case", "space", "punctuation") if getattr(self, f"ignore_{name}")]
-        stated = f"rules {_RULES}, {answer_in}, ignores {' '.join(ignored) or 'nothing'}"
-        self._stated = f"{stated}, numbers by value" if numbers else stated
+        self._stated = f"rules {_RULES}, {answer_in}, ignores {' '.join(ignored) or 'nothing'}"
+        self._stated += ", numbers by value" if numbers else ""
 
     def __call__(
         self, prompts: Column, completions: Completions, solution: Column, log_metric: LogMetric = None, **kwargs: Any
@@ -99,10 +98,8 @@ class ExactReward(AfterThought):
         text = unicodedata.normalize("NFC", text)
         if self.ignore_punctuation:
             text = text.strip().rstrip(_ENDS)
-            for left, right in _QUOTES:
-                if len(text) > 1 and text[0] == left and text[-1] == right:
-                    text = text[1:-1].rstrip(_ENDS)
-                    break
+            if len(text) > 1 and text[0] + text[-1] in _QUOTES:
+                text = text[1:-1].rstrip(_ENDS)
         if self.ignore_space:
             text = " ".join(text.split())
         return text.casefold() if self.ignore_case else text
@@ -122,4 +119,4 @@ def plain_text(answer: str) -> str:
     r"""A text without what LaTeX needs to show it: ``\text{not\_so}`` is ``not_so``; ``a\ b``, ``a~b`` are ``a b``."""
     for _ in range(_MOST_FONTS):
         answer = _FONT.sub(r"\1", answer)
-    return _TIE.sub(" ", _ESCAPED.sub(r"\1", answer))
+    return _ESCAPED.sub(lambda match: match[1] or " ", answer)

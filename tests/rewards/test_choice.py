@@ -101,4 +101,4 @@ def test_prompts_without_options_are_refused(text):
 
 def test_numbered_options_are_refused_with_another_reward_for_them():
     with pytest.raises(ValueError, match="take math_verify instead"):
-        ChoiceReward(gold_index=1).check_prompts(["Which?\n1) one\n2) two"])
+        reward.check_prompts(["Which?\n1) one\n2) two"])
