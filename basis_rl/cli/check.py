@@ -106,9 +106,9 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     lengths = plan.prompt_lengths()
     if not plan.episodes:
         show("Prompts", sections.prompts(plan.rendered, lengths, plan.train_dataset[0]["prompt"]))
-    if answers := sections.answers(plan.reward_funcs, args, warn):
+    if answers := sections.answers(plan, warn):
         show("Answers", answers)
-    show("Golds", sections.golds(checked.problems - problems, checked.problems, plan.reward_funcs, warn))
+    show("Golds", sections.golds(checked.problems - problems, plan, warn))
     if checked.missing is not None:
         needs = sections.missing_artefact(recipe, checked.missing, problems, arguments, warn)
         show("What the baseline needs", needs)

@@ -46,6 +46,9 @@ _SHOWN = (
 )  # fmt: skip
 # Above this, the ratio of a sequence is hardly ever clipped (GSPO, Zheng et al. 2025, Sec. 5.1: 3e-4 and 4e-4).
 _LARGE_SEQUENCE_EPSILON = 0.01
+# Golds among which different ones are looked for to show, and the characters of each.
+_LOOKED_AT = 100
+_LONGEST_GOLD = 60
 
 
 def configuration(recipe: Recipe, args: BasisConfig, launch: Launch, warn: Warn) -> str:
@@ -139,24 +142,34 @@ def prompts(texts: Sequence[str], lengths: Sequence[int], given: Any) -> str:
     return "\n".join([*lines, "---"])
 
 
-def answers(rewards: Sequence[Any], args: BasisConfig, warn: Warn) -> str:
+def answers(plan: Plan, warn: Warn) -> str:
     """Where the reward functions look for the answer, as far as they have a `reading`; and what a judge costs."""
-    lines = [f"{reward.__name__} {reward.reading}." for reward in rewards if hasattr(reward, "reading")]
-    for judge in (reward for reward in rewards if isinstance(reward, JudgeReward)):
-        calls = f"At most {args.generation_batch_size} calls per generation batch"
+    lines = [f"{reward.__name__} {reward.reading}." for reward in plan.reward_funcs if hasattr(reward, "reading")]
+    boxes = [reward.__name__ for reward in plan.reward_funcs if getattr(reward, "answer_in", "") == "box"]
+    if boxes and any(plan.rendered) and not any(r"\boxed" in text for text in plan.rendered):
+        warn(
+            f"{boxes[0]} reads the answer from a \\boxed{{}}, but no prompt asks for one, so that every rollout may be "
+            "wrong. Ask for it in prompt_template, or set another place, such as reward_kwargs: {answer_in: last_line}."
+        )
+    for judge in (reward for reward in plan.reward_funcs if isinstance(reward, JudgeReward)):
+        calls = f"At most {plan.args.generation_batch_size} calls per generation batch"
         lines.append(f"{calls}, {judge.chat.concurrency} at a time in each process; nothing is asked twice.")
         if (why := judge.trial()) is not None:
             warn(f"The judge {judge.chat} does not answer: {why}")
     return "\n".join(lines)
 
 
-def golds(dropped: int, problems: int, rewards: Sequence[Any], warn: Warn) -> str:
-    """What the gold self-check found."""
-    if not any(isinstance(reward, GoldChecker) for reward in rewards):
+def golds(dropped: int, plan: Plan, warn: Warn) -> str:
+    """What the gold self-check found, and some of the golds."""
+    rows = plan.train_dataset
+    if not any(isinstance(reward, GoldChecker) for reward in plan.reward_funcs):
         return "No reward function here can check the golds (0 problems dropped)."
     if dropped:
-        warn(f"{dropped} of {problems} problems are dropped: their golds do not verify against themselves.")
-    return f"The golds passed the checks of the reward functions ({dropped} problems dropped)."
+        warn(f"{dropped} of {dropped + len(rows)} problems are dropped: their golds do not verify against themselves.")
+    cells = rows[:_LOOKED_AT]["solution"] if "solution" in rows.column_names else []
+    shown = ", ".join(map(repr, list(dict.fromkeys(str(cell)[:_LONGEST_GOLD] for cell in cells))[:3]))
+    said = f"The golds passed the checks of the reward functions ({dropped} problems dropped)."
+    return f"{said} They are such as {shown}." if shown else said
 
 
 def missing_artefact(recipe: Recipe, key: str, problems: int, arguments: str, warn: Warn) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from string import ascii_uppercase
 from typing import Any
@@ -13,13 +15,16 @@ from basis_rl.data.rows import gold_text
 Option = tuple[str, str]
 # The place of the option that a gold names; None if it names none in this way.
 Reading = Callable[[str, Sequence[Option]], int | None]
+# "A. red", "(b) green", "1) blue".
+_LABELLED = re.compile(r"\s*\(?([A-Za-z]|\d\d?)(?:\)\s*|[.:]\s+)(?=\S)(.+)", re.DOTALL)
 
 
 def read_options(cells: Sequence[Any]) -> list[Option]:
     """The options of a row, from one cell for all of them, or from one for each.
 
     One cell may be a list of texts, a record ``{"text": [...], "label": [...]}`` (ARC), a record of texts by label
-    (``{"A": ..., "B": ...}``), or the text of any of these (in a .csv file).
+    (``{"A": ..., "B": ...}``), the text of any of these (in a .csv file), or lettered lines, ``A) one``. Labels that
+    stand before the texts of a list are none of the texts.
 
     Raises:
         ValueError: these are no options, or more than there are letters.
@@ -31,22 +36,38 @@ def read_options(cells: Sequence[Any]) -> list[Option]:
         said = [(str(label).strip(), (gold_text(text) or "").strip()) for label, text in _pairs(cell)]
         found = [option for option in said if option[1]]
     if not 2 <= len(found) <= len(ascii_uppercase):
-        forms = "a list of texts, {'text': [...], 'label': [...]}, or one column for each option"
+        forms = "a list of texts, {'text': [...], 'label': [...]}, lines 'A) one', or one column for each option"
         raise ValueError(f"{str(cell)[:100]} holds no options, which are {forms}")
     return found
 
 
 def _parsed(cell: Any) -> Any:
-    try:
-        return ast.literal_eval(cell) if isinstance(cell, str) else cell
-    except (ValueError, SyntaxError):
+    if not isinstance(cell, str):
         return cell
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(cell)
+        except (ValueError, SyntaxError):
+            continue
+    lines = cell.strip().splitlines()
+    return lines if _labelled(lines) else cell
+
+
+def _labelled(texts: Sequence[Any]) -> list[Option]:
+    """Labels and texts, if each text begins with a label and these count up from ``A`` or ``1``; else none."""
+    found = [_LABELLED.fullmatch(str(text)) for text in texts if text]
+    pairs = [(match[1], match[2]) for match in found if match]
+    labels = [label.upper() for label, _ in pairs]
+    numbers = [str(number) for number in range(1, len(found) + 1)]
+    return pairs if labels in (list(ascii_uppercase[: len(found)]), numbers) else []
 
 
 def _pairs(cell: Any) -> Any:
     texts = cell if isinstance(cell, list) else cell.get("text")
     if not isinstance(texts, list):
         return cell.items()
+    if labelled := _labelled(texts):
+        return labelled
     labels = None if isinstance(cell, list) else cell.get("label")
     return zip(labels or ascii_uppercase.ljust(len(texts)), texts, strict=False)
 
@@ -59,6 +80,10 @@ def lettered(options: Sequence[Option]) -> str:
 def _label(gold: str, options: Sequence[Option]) -> int | None:
     labels = [label.upper() for label, _ in options]
     bare = gold.strip("(). ").upper()
+    if match := _LABELLED.fullmatch(gold):
+        # "B) green" is B if that is green.
+        index = _label(match[1], options)
+        return index if index is not None and options[index][1] == match[2].strip() else None
     return labels.index(bare) if bare in labels else None
 
 

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from basis_rl.registry import checked
-from basis_rl.rewards.base import Column, Completions, LogMetric, Scores, log_shares
+from basis_rl.rewards.base import Column, Completions, LogMetric, Scores, Truncated, log_shares
 from basis_rl.rewards.extract import last_boxed, take_answer
 from basis_rl.rewards.thought import AfterThought, Unfinished
 
-_RULES = 4
+_RULES = 5
 # Every quantifier is possessive and what follows it cannot begin with what it takes: no text is read twice.
 _SKIP = r"[\s*_:$]*+"
 _LETTER = r"(?P<open>[(\[{]?)(?P<letter>[A-Za-z])(?![A-Za-z0-9'’])"
 _STATED = re.compile(
-    r"(?:\b(?i:(?:correct|right|best|final)\s(?:option|choice|answer)|answer)[\s*_$]*+"
-    rf"(?:[:=：]|(?i:is|would\sbe|must\sbe)\b)|(?:答案|选项|选择)[\s*_$]*+(?:[:：]|应?[是为选]){{1,2}}+){_SKIP}"
+    r"(?:\b(?i:(?:correct|right|best|final)\s(?:option|choice|answer)|answer|antwort|réponse|respuesta|risposta|resposta)"
+    # After a heading only a letter that is all of the rest.
+    r"(?:[ *_$]*+\n(?=[\s*_$]*+[(\[]?[A-Z][)\].*_$]*+\s*+\Z)"
+    r"|[\s*_$]*+(?:(?P<mark>[:=：])|(?i:is|would\sbe|must\sbe|ist|lautet|est|es|è|é)\b))"
+    rf"|(?:答案|选项|选择)[\s*_$]*+(?:[:：]|应?[是为选]){{1,2}}+){_SKIP}"
     rf"(?:(?i:the\s)?+(?i:option|choice|letter)\b)?+{_SKIP}(?:\\(?:text|textbf|mathrm|mathbf|boxed)\{{)?+{_LETTER}"
 )
 _MORE = re.compile(
-    r"[)\]}.*$]*+\s*+(?:(?i:or|and)\b|[/,;&|，、或和与])[\s*_$]*+(?:\\text\{)?+[(\[{]?[A-Z](?![A-Za-z0-9'’])"
+    r"[)\]}.*$]*+\s*+(?:(?i:or|and|oder|und|ou|et|o|y|e)\b|[/,;&|，、或和与])[\s*_$]*+(?:\\text\{)?+[(\[{]?[A-Z]"
+    r"(?![A-Za-z0-9'’])"
 )
 _WORD_FOLLOWS = re.compile(r"\s++(?!(?:because|since|as)\b)[a-z]")
 _BOXED = re.compile(
     rf"[\s$*]*+(?:\\(?:text|textbf|mathrm|mathbf|textrm|textit)\s*+\{{)?+[\s$*]*+(?i:(?:option|choice)\s)?+{_LETTER}(?P<rest>[)\]}}.:\s$*]*+)"
 )
-_ALONE = re.compile(r"[\s*_$]*+[(\[]?[A-Za-z][)\].]*+[\s*_$.]*+")
+_ENDS_LINE = re.compile(r"[*_$.]*+(?:\n|\Z)")
+_ALONE = re.compile(r"[\s*_$]*+(?i:(?:option|choice)\s++)?+[(\[]?[A-Za-z][)\].]*+[\s*_$.]*+")
 # Behind one letter, another one: "(A) or (B)", "\text{A}, \text{B}".
 _OTHER = re.compile(
     r"\s*+(?:[,;/&|，、或和与]|(?:\\text\s*+\{\s*+)?(?:or|and)\b\s*+\}?)?+\s*+"
@@ -49,16 +55,17 @@ class ChoiceReward(AfterThought):
 
     The letter is that of the last balanced ``\boxed{...}`` (``B``, ``(B)``, ``\text{B}``, ``B. Paris``); without a box
     that of the last ``<answer>B</answer>``; without either that of the last statement "Answer: (B)", "the answer is B",
-    "the correct option is B", "答案：B", or the letter that is all of the text after a thought. A box, tag or statement
-    that names several letters, or none, is wrong; so is a rollout without any of these. The gold is the
-    dataset's column ``solution``: a letter in any of these forms, or with `gold_index` the number of the option. A
-    rollout whose gold is neither is not scored (None).
+    "Antwort: B", "答案：B", or the letter that is all of the text after the thought, alone or with the words that the
+    problem has behind it. A box, tag or statement that names several letters, or none, is wrong; so is a rollout
+    without any of these. The gold is the dataset's column ``solution``: a letter in any of these forms, or with
+    `gold_index` the number of the option. A rollout whose gold is neither is not scored (None).
 
     Metric: ``reward/choice/no_answer``, the share of rollouts without a letter.
 
     Args:
         letters: the options, in capitals.
-        ignore_case: take ``\boxed{b}`` and ``Answer: (b)`` too. A bare small letter after "the answer is" is never one.
+        ignore_case: take ``\boxed{b}``, ``Answer: (b)`` and a line that ends with ``Answer: b`` too. A bare small
+            letter after "the answer is" is never one.
         gold_index: the number that stands for the first option (0 or 1), where golds are numbers.
         after_think, unfinished: see `AfterThought`.
 
@@ -68,6 +75,7 @@ class ChoiceReward(AfterThought):
 
     __name__ = "choice_reward"
     reward_range = (0.0, 1.0)
+    place = "letter"
 
     @checked("choice")
     def __init__(
@@ -98,28 +106,31 @@ class ChoiceReward(AfterThought):
         scores = [None if gold is None else float(letter == gold) for letter, gold in zip(chosen, golds, strict=True)]
         return self._settled(scores, chosen, kwargs.get("truncated"))
 
-    def _answer(self, text: str) -> str | None:
-        return self.choice(text, after_thought=self.thinks)
+    def answers(
+        self, completions: Sequence[Any], prompts: Sequence[Any] = (), truncated: Truncated = None
+    ) -> list[str | None]:
+        """The letter of each rollout, None where there is none."""
+        texts = self.said(completions, prompts, truncated)
+        return [self.choice(text, prompt) for text, prompt in zip_longest(texts, prompts[: len(texts)], fillvalue="")]
 
-    def choice(self, text: str, after_thought: bool = False) -> str | None:
+    def choice(self, text: str, prompt: Any = "") -> str | None:
         """The letter that a rollout settles on, a capital; None if there is none, or more than one.
 
         Args:
             text: of the rollout.
-            after_thought: the text is what follows a thought, so that a letter alone is an answer.
+            prompt: a text or a conversation; a rollout that repeats one of its options and says no more has its letter.
         """
-        settled = last_boxed(text)
-        if settled is None:
-            settled = take_answer(text, "tag")
-        if settled is not None:
-            return self._boxed(settled)
+        for settled in (last_boxed(text), take_answer(text, "tag")):
+            if settled is not None:
+                return self._boxed(settled)
         visible = take_answer(text, "whole") or ""
-        if (after_thought or "</think>" in text) and _ALONE.fullmatch(visible):
+        if _ALONE.fullmatch(visible) or _is_option_of(prompt, visible):
             return self._boxed(visible)
         stated = None
         for match in _STATED.finditer(text):
             letter = match["letter"]
-            if letter.islower() and not (self.ignore_case and match["open"]):
+            marked = match["open"] or (match["mark"] and _ENDS_LINE.match(text, match.end()))
+            if letter.islower() and not (self.ignore_case and marked):
                 continue
             if letter in "AI" and not match["open"] and _WORD_FOLLOWS.match(text, match.end()):
                 # "the answer is A number", "Answer: I think": a word, no letter.
@@ -154,7 +165,8 @@ class ChoiceReward(AfterThought):
             raise ValueError(
                 f"The reward choice reads a letter, but {len(without)} of {len(prompts)} prompts show no options, such "
                 f"as {without[0][:100]!r}. Name their column, and they stand below each problem: choices_column: "
-                "choices (or one for each: A, B, C, D). Or write them into the prompts, as lines 'A. one', 'B. two'."
+                "choices (or one for each: A, B, C, D). Or write them into the prompts, as lines 'A. one', 'B. two'. "
+                "If the prompts number them, 1) and 2), take math_verify instead: a number is the answer."
             )
 
     def _boxed(self, content: str) -> str | None:
@@ -162,6 +174,15 @@ class ChoiceReward(AfterThought):
         if letter is None or (letter.islower() and not self.ignore_case):
             return None
         return letter.upper() if letter.upper() in self.letters else None
+
+
+def _is_option_of(prompt: Any, line: str) -> bool:
+    """Whether a text is an option, a letter with a text behind it, and has the same words as a line of the prompt."""
+    if boxed_letter(line) is None:
+        return False
+    turns = [prompt] if isinstance(prompt, str) else [str(turn.get("content")) for turn in prompt]
+    said, *asked = (re.findall(r"\w+", text.casefold()) for text in (line, *"\n".join(turns).split("\n")))
+    return said in asked
 
 
 def boxed_letter(content: str) -> str | None:

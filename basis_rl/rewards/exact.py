@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from fractions import Fraction
 from typing import Any
@@ -9,11 +10,16 @@ from typing import Any
 from basis_rl.registry import checked
 from basis_rl.rewards.base import Column, Completions, LogMetric, Scores, log_shares
 from basis_rl.rewards.extract import AnswerIn, is_blank, plain_number
+from basis_rl.rewards.math.notation import FONT
 from basis_rl.rewards.thought import AfterThought, Unfinished
 
-_RULES = 3
+_RULES = 4
 _ENDS = " \t\n.,;:!?"
-_QUOTES = (('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("`", "`"))
+_QUOTES = ('""', "''", "“”", "‘’", "``")
+_FONT = re.compile(rf"{FONT}\s*+\{{([^{{}}]*+)\}}")
+# A dollar sign with a backslash is a price before a digit only: golds may be regular expressions.
+_ESCAPED = re.compile(r"\\([_%&# ]|\$(?=\d))|(?<=\w)~(?=\w)")
+_MOST_FONTS = 4
 
 
 class ExactReward(AfterThought):
@@ -21,7 +27,8 @@ class ExactReward(AfterThought):
 
     A reward function as TRL knows them; it reads the dataset's ``solution`` column: a string, or a list of strings any
     of which is right. The gold is taken as it is, not looked for in a text. A rollout without a gold, or with one of
-    which the normalisation leaves nothing, is not scored (None).
+    which the normalisation leaves nothing, is not scored (None). An answer in a box may also be written as LaTeX asks
+    for it (`plain_text`), and with a full stop behind it.
 
     Metric: ``reward/exact/no_answer``, the share of rollouts without an answer in the expected place.
 
@@ -59,8 +66,8 @@ class ExactReward(AfterThought):
         self.numbers = numbers
         self._set_thought(after_think, unfinished)
         ignored = [name for name in ("case", "space", "punctuation") if getattr(self, f"ignore_{name}")]
-        stated = f"rules {_RULES}, {answer_in}, ignores {' '.join(ignored) or 'nothing'}"
-        self._stated = f"{stated}, numbers by value" if numbers else stated
+        self._stated = f"rules {_RULES}, {answer_in}, ignores {' '.join(ignored) or 'nothing'}"
+        self._stated += ", numbers by value" if numbers else ""
 
     def __call__(
         self, prompts: Column, completions: Completions, solution: Column, log_metric: LogMetric = None, **kwargs: Any
@@ -70,8 +77,15 @@ class ExactReward(AfterThought):
         rewards: Scores = []
         for answer, cell in zip(answers, solution, strict=True):
             golds = self._golds(cell)
-            rewards.append(float(answer is not None and self._compared(answer) in golds) if golds else None)
+            rewards.append(float(answer is not None and self._is_one_of(answer, golds)) if golds else None)
         return self._settled(rewards, answers, kwargs.get("truncated"))
+
+    def _is_one_of(self, answer: str, golds: set[str | Fraction]) -> bool:
+        written = [answer]
+        if self.answer_in == "box":
+            plain = plain_text(answer)
+            written += [plain, plain.removesuffix(".")]
+        return not golds.isdisjoint(map(self._compared, written))
 
     def _compared(self, text: str) -> str | Fraction:
         """The value of a numeral where numbers are compared as such, else the `normal` form."""
@@ -84,10 +98,8 @@ class ExactReward(AfterThought):
         text = unicodedata.normalize("NFC", text)
         if self.ignore_punctuation:
             text = text.strip().rstrip(_ENDS)
-            for left, right in _QUOTES:
-                if len(text) > 1 and text[0] == left and text[-1] == right:
-                    text = text[1:-1].rstrip(_ENDS)
-                    break
+            if len(text) > 1 and text[0] + text[-1] in _QUOTES:
+                text = text[1:-1].rstrip(_ENDS)
         if self.ignore_space:
             text = " ".join(text.split())
         return text.casefold() if self.ignore_case else text
@@ -101,3 +113,10 @@ class ExactReward(AfterThought):
         return {
             self._compared(str(gold)) for gold in cells if gold is not None and not is_blank(self.normal(str(gold)))
         }
+
+
+def plain_text(answer: str) -> str:
+    r"""A text without what LaTeX needs to show it: ``\text{not\_so}`` is ``not_so``; ``a\ b``, ``a~b`` are ``a b``."""
+    for _ in range(_MOST_FONTS):
+        answer = _FONT.sub(r"\1", answer)
+    return _ESCAPED.sub(lambda match: match[1] or " ", answer)

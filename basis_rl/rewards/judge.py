@@ -162,8 +162,7 @@ class JudgeReward(Reward):
         """What is asked about, in words."""
         if self.behind is None:
             return f"asks {self.chat} about every rollout"
-        rules = getattr(self.behind, "reading", "grades first")
-        return f"asks {self.chat} about answers that {self.behind.__name__} rejects; that {rules}"
+        return f"asks {self.chat} about answers that {self.behind.__name__} rejects; that {self.rules.reading}"
 
     def trial(self) -> str | None:
         """Ask the model something, once; returns why there is no answer, if there is none."""

@@ -11,6 +11,18 @@ from basis_rl.rewards.extract import completion_text, take_answer, thought
 
 Unfinished = Literal["wrong", "unscored"]
 
+# Where a reward looks for an answer, as a reader is told.
+PLACES = {
+    "box": r"reads the answer from the last \boxed{}",
+    "tag": "reads the answer from the last <answer>...</answer>",
+    "hashes": "reads the answer behind the last ####",
+    "last_line": "reads the answer from the last line",
+    "last_number": "takes the last number for the answer",
+    "whole": "takes the whole rollout for the answer",
+    "anywhere": "reads the answer from a box, a tag or behind ####, else from the last sentence that has one",
+    "letter": r"reads the letter from the last \boxed{} or tag, else from the last statement of one",
+    "code": "runs the last closed block of Python, or of no language",
+}
 _BEGIN = "<think>"
 _END = "</think>"
 # An answer up to its end, by the place where a reward looks for it; and one that is stated without a mark.
@@ -109,6 +121,16 @@ class AfterThought(Reward):
     def version(self) -> str:  # type: ignore[override]
         """What counts as right."""
         return self._with_thought(self._stated)
+
+    @property
+    def reading(self) -> str:
+        """What of a rollout is graded, in words."""
+        what = self._told_place()
+        return f"{what}; what stands before </think> does not count" if self.thinks else what
+
+    def _told_place(self) -> str:
+        place = getattr(self, "place", getattr(self, "answer_in", ""))
+        return PLACES.get(place, "reads the answer in a way of its own")
 
     def tell_template(self, template: str, asks_for_box: bool) -> None:
         """Take from the chat template whether models think in it. See `basis_rl.rewards.base.Reward`."""

@@ -1,5 +1,6 @@
 """`basis-rl check`: what it says of a launch, a table, a server and the Hub, and what it warns of."""
 
+import json
 import re
 import shutil
 from contextlib import nullcontext
@@ -113,6 +114,20 @@ def test_problems_without_a_gold_are_in_no_epoch(check, tmp_path):
     code, said, _, error = check(**data, reward_funcs=["math_verify"], max_steps=None, num_train_epochs=1)
     assert code == 0, error
     assert "One epoch: 8 problems = 1 generation batches." in said
+
+
+def test_where_answers_are_read_is_said_and_some_golds_and_a_box_that_no_prompt_asks_for(check, tmp_path):
+    path = tmp_path / "even.jsonl"
+    path.write_text("".join(json.dumps({"question": f"Is {i} even?", "answer": i % 2 == 0}) + "\n" for i in range(64)))
+    rows = {"dataset_name": str(path), "dataset_kwargs": None, "reward_funcs": ["exact"]}
+    _, said, warnings, error = check(**rows, prompt_template="{prompt} Answer in \\boxed{}.")
+    assert warnings == [], error
+    assert "== Answers\nexact_reward reads the answer from the last \\boxed{}." in said
+    assert "They are such as 'True', 'False'." in said
+    _, _, warnings, _ = check(**rows)
+    assert ["no prompt asks for one" in warning for warning in warnings] == [True]
+    elsewhere = {"reward_kwargs": {"answer_in": "last_line"}}
+    assert check(**rows, **elsewhere)[2] == []
 
 
 def test_an_engine_that_the_recipe_asks_for_is_what_is_told(check):

@@ -23,10 +23,20 @@ def test_no_letter_or_several_are_none(text):
     assert reward(prompts=[], completions=[text], solution=["B"]) == [0.0]
 
 
-def test_behind_a_thought_a_letter_alone_is_an_answer():
-    texts = ["<think>A or C?</think>B", "B"]
-    assert ChoiceReward(after_think=True)([], texts, solution=["B", "B"]) == [1.0, 1.0]
-    assert ChoiceReward()([], texts, solution=["B", "B"]) == [1.0, 0.0]
+@pytest.mark.parametrize("after_think", [None, True])
+def test_a_letter_alone_is_an_answer_with_a_thought_before_it_or_without(after_think):
+    texts = ["<think>A or C? The answer is C.</think>B", "B", "A or B"]
+    assert ChoiceReward(after_think=after_think)([], texts, solution=["B"] * 3) == [1.0, 1.0, 0.0]
+
+
+QUESTION = "Which?\nA. red hot\nB. green\nC. blue"
+
+
+@pytest.mark.parametrize("prompt", [QUESTION, [{"role": "user", "content": QUESTION}]])
+def test_an_option_that_is_all_of_a_rollout_is_an_answer_in_the_words_of_the_problem(prompt):
+    texts = ["B) green", "**b. Green**", "B) red hot", "(B) is wrong", "B) gree", "A. red hot B. green", "B. green C"]
+    scores = reward([prompt] * len(texts), texts, solution=["B"] * len(texts))
+    assert scores == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_golds_in_any_form_and_rows_that_cannot_be_scored():
@@ -87,3 +97,8 @@ def test_prompts_with_options_are_taken(text):
 def test_prompts_without_options_are_refused(text):
     with pytest.raises(ValueError, match=r"2 of 3 prompts show no options.*choices_column"):
         reward.check_prompts([text, text, SHOWN[0]])
+
+
+def test_numbered_options_are_refused_with_another_reward_for_them():
+    with pytest.raises(ValueError, match="take math_verify instead"):
+        reward.check_prompts(["Which?\n1) one\n2) two"])

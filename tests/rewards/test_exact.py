@@ -36,6 +36,14 @@ def test_sameness(given, answer, gold, same):
     assert ExactReward(answer_in="tag", **given)([], [f"<answer>{answer}</answer>"], solution=[gold]) == [float(same)]
 
 
+@pytest.mark.parametrize(("gold", "right", "wrong"), CASES["boxes"])
+def test_in_a_box_an_answer_may_be_written_as_latex_asks_for_it(gold, right, wrong):
+    reward = ExactReward()
+    assert [reward([], [rf"\boxed{{{answer}}}"], solution=[gold]) for answer in right] == [[1.0]] * len(right)
+    assert [reward([], [rf"\boxed{{{answer}}}"], solution=[gold]) for answer in wrong] == [[0.0]] * len(wrong)
+    assert ExactReward("whole")([], [r"\text{Paris}", "Paris."], solution=["Paris"] * 2) == [0.0, 0.0]
+
+
 def test_several_golds_and_none():
     reward = ExactReward(answer_in="whole", ignore_punctuation=True)
     golds = [["UK", "United Kingdom"], ["France"], "", None, "...", [None, ""]]

@@ -44,7 +44,7 @@ def test_behind_rules_only_the_answers_that_they_reject_are_asked_about(server):
     """Against a plain loop."""
     choice = random.Random(0)
     golds = [choice.choice(["Paris", "Rome", "x + y"]) for _ in range(60)]
-    answers = [choice.choice([gold, gold + ".", "(" + gold + ")", "Bonn", "?!", None]) for gold in golds]
+    answers = [choice.choice([gold, gold + "!", "(" + gold + ")", "Bonn", "?!", None]) for gold in golds]
     completions = [rf"\boxed{{{answer}}}" if answer else "I do not know." for answer in answers]
     logged = {}
     scores = judged(server, completions, golds, logged, behind=ExactReward())

@@ -25,6 +25,7 @@ READERS = {
         f"form {form}": lambda text, form=form: has_form(rf"<think>a{text}\boxed{{1}}", form)
         for form in ("think_box", "think_answer", "answer", "box")
     },
+    "exact in a box": lambda text: EXACT[0]([], [rf"\boxed{{{text}x}}"], solution=["x"]),
     "choice": lambda text: CHOICE.choice("answer" + text),
     "boxed choice": lambda text: CHOICE.choice(rf"\boxed{{{text}}}"),
     "options": lambda text: CHOICE.check_prompts([text, "A. one\nB. two"]),
@@ -46,10 +47,10 @@ READERS = {
 PIECES = [
     "\\", r"\boxed{", r"\boxed{{", r"\[ \boxed{1} ", "{", "}", r"\boxed{1}", r"\boxed   ", r"\boxed 5 ", r"\boxed{A, ",
     "9", "999,", "9.", "9,", "1/", "-", "$", "\\(", "<answer>", "</answer>", "<answer></answer>", "####", "####\n",
-    "\n", " ", '"', ".!", "<think>", "</think>", "<think>a</think>", "answer ", "Answer: A or ", "answer is ",
-    "answer the option ", "the answer is ", "(", "**", r"\text{", "A)", "A ) ", "A ", "\n(", "B.:", ". but ",
-    ".let me a ", "hm", ".no", "```python\na\n```\n", "```\na\n```\n", "a```\n", "~~~ `", "~~~\n", "``` ", "```", "`",
-    "~", r"\sin(", "9^{", "9!", r"\cup ", "9^9", r"\binom{9}{", "!", ")!",
+    "\n", " ", '"', ".!", "<think>", "</think>", "<think>a</think>", "answer ", "answer\n", "Answer: A or ",
+    "answer is ", "answer the option ", "the answer is ", "(", "**", r"\text{", "A)", "A ) ", "A ", "\n(", "B.:",
+    ". but ", ".let me a ", "hm", ".no", "```python\na\n```\n", "```\na\n```\n", "a```\n", "~~~ `", "~~~\n", "``` ",
+    "```", "`", "~", r"\sin(", "9^{", "9!", r"\cup ", "9^9", r"\binom{9}{", "!", ")!",
 ]  # fmt: skip
 
 

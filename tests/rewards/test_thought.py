@@ -122,3 +122,20 @@ def test_value_tables_and_evaluations_say_which_rollouts_were_cut_off(conversati
     prompt = [{"role": "user", "content": "2 + 2 ="}] if conversational else "2 + 2 ="
     said = [Completion(text, [1, 2], True), Completion(text, [1, 2], False), Completion(BOX, [1], True)]
     assert call(ExactReward(), [{"prompt": prompt, "solution": "4"}] * 3, said) == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        (ExactReward(), r"reads the answer from the last \boxed{}"),
+        (ExactReward("whole"), "takes the whole rollout for the answer"),
+        (
+            ChoiceReward(),
+            r"reads the letter from the last \boxed{} or tag, else from the last statement of one",
+        ),
+    ],
+)
+def test_what_of_a_rollout_is_graded_is_told(reward, said):
+    assert reward.reading == said
+    reward.tell_template("</think>", asks_for_box=True)
+    assert reward.reading == f"{said}; what stands before </think> does not count"

@@ -13,15 +13,6 @@ from basis_rl.rewards.math.spelled import NOTHING, numbers, signed
 
 MathAnswerIn = Literal["box", "tag", "hashes", "last_line", "last_number", "anywhere", "auto"]
 
-# What a reader is told of each.
-PLACES: dict[MathAnswerIn, str] = {
-    "box": r"reads the answer from the last \boxed{}",
-    "tag": "reads the answer from the last <answer>...</answer>",
-    "hashes": "reads the answer behind the last ####",
-    "last_line": "reads the answer from the last line",
-    "last_number": "takes the last number for the answer",
-    "anywhere": "reads the answer from a box, a tag or behind ####, else from the last sentence that has one",
-}
 _MARKED: tuple[MathAnswerIn, ...] = ("tag", "hashes")
 _OPENS_BOX = re.compile(r"(?<!\\)\\(?:boxed|fbox)")
 

@@ -14,7 +14,7 @@ from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores
 from basis_rl.rewards.extract import completion_text, is_sentence, last_boxed
 from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
 from basis_rl.rewards.math.notation import normal_form, text_form
-from basis_rl.rewards.math.places import PLACES, MathAnswerIn, find_answer
+from basis_rl.rewards.math.places import MathAnswerIn, find_answer
 from basis_rl.rewards.math.quick import quick_verdict, same_parts, same_text
 from basis_rl.rewards.math.reading import hedged, in_terms_of, primes_differ, refused_reading
 from basis_rl.rewards.math.screen import screened
@@ -118,16 +118,12 @@ class MathVerifyReward(AfterThought, Reward):
             return "box" if self._asks_for_box else "anywhere"
         return self.answer_in or "box"
 
-    @property
-    def reading(self) -> str:
-        """What of a rollout is graded, in words."""
+    def _told_place(self) -> str:
         if self.rules == "plain":
-            what = "grades the whole rollout by Math-Verify alone (rules: plain)"
-        else:
-            what = PLACES[self.place]
-            if self.answer_in == "auto" and not self._asks_for_box:
-                what += rf", since no prompt asks for a \boxed{{}} (answer_in: {self.place})"
-        return f"{what}; what stands before </think> does not count" if self.thinks else what
+            return "grades the whole rollout by Math-Verify alone (rules: plain)"
+        guessed = self.answer_in == "auto" and not self._asks_for_box
+        why = rf", since no prompt asks for a \boxed{{}} (answer_in: {self.place})" if guessed else ""
+        return super()._told_place() + why
 
     @property
     def version(self) -> str:  # type: ignore[override]
