@@ -62,9 +62,10 @@ _SHOWN = r"""{{% set parts = ("\n" ~ {0}).split("\nassert") %}}
     if parts[2:] or (parts[1:] and parts[1].split("(")[0] | trim not in prompt) else "" }}}}"""
 _ASSERT = re.compile(r"^assert\b", re.MULTILINE)
 _CALLED = re.compile(r"\b([A-Za-z_]\w*)\(")
-# In problems that say by themselves how the answer is to be given.
+# In problems that say by themselves how the answer is to be given, or that are in a chat template already.
 _FORMAT = re.compile(
-    r"\\boxed|####|<answer>|```|\b(?:answer|a)\s*:\s*$|\b(?:answer|reply|respond) (?:only )?(?:with|in|by)\b",
+    r"\\boxed|####|<answer>|```|\b(?:answer|a)\s*:\s*$|\b(?:answer|reply|respond) (?:only )?(?:with|in|by)\b"
+    r"|<\||\[INST\]|<start_of_turn>",
     re.IGNORECASE,
 )
 # What asks for an answer in these places, of those that `exact` can be told by `answer_in`.
@@ -97,8 +98,6 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
         data.on_missing_gold = keys["on_missing_gold"] = "drop"
     trained = load(data)
     held_out = tried.tried(load, data, held_out=True)
-    if held_out is None:
-        data.test_fraction = 0.0
     first = trained.select(range(min(_MOST, len(trained))))
     if name is None or reward is None:
         name = fitting(first, data.dataset_name)
@@ -141,7 +140,7 @@ def _column_keys(rows: Dataset, options: argparse.Namespace, tests: Mapping[str,
     prompt = options.prompt_column or _first([*PROMPT_COLUMNS, *_PROMPTS], columns)
     gold = options.solution_column or _first([*SOLUTION_COLUMNS, *tests.values(), *_GOLDS], columns)
     keys = {"prompt_column": prompt, "solution_column": gold}
-    cells = rows.select(range(min(_MOST, len(rows)))).to_dict()
+    cells = rows.flatten().select(range(min(_MOST, len(rows)))).to_dict()
     for name in sorted(_CONTEXTS.intersection(cells) - {prompt, gold, *tests.values()}):
         pairs = zip(cells.get(str(prompt), []), cells[name], strict=False)
         if any(isinstance(a, str) and isinstance(b, str) and b not in a for a, b in pairs):
@@ -154,16 +153,17 @@ def _column_keys(rows: Dataset, options: argparse.Namespace, tests: Mapping[str,
 
 
 def _template(reward: str, problems: Dataset, tests: Mapping[str, str], *, with_choices: bool) -> str | None:
-    """The user's turn around these problems; None leaves conversations as they are.
+    """The user's turn around these problems; None leaves conversations as they are, and texts in a chat template.
 
-    Texts need one for the chat template. It asks for the form of the answer that the reward function reads, if most of
+    Other texts need one for the chat template. It asks for the form of the answer that the reward function reads, if most of
     the problems do not say it; conversations are not asked for a box, without which math_verify finds the answer too.
     """
     prompts = problems["prompt"]
-    texts = isinstance(prompts[0], str)
+    texts = isinstance(prompts[0], str) and not any(mark in prompts[0] for mark in ("<|", "[INST]", "<start_of_turn>"))
     # A template takes known instructions out of a text.
     asked = [
-        bare_problem(each) or "" if texts else "\n".join(str(turn["content"]) for turn in each) for each in prompts
+        bare_problem(each) or "" if isinstance(each, str) else "\n".join(str(turn["content"]) for turn in each)
+        for each in prompts
     ]
     says_the_form = 2 * sum(_FORMAT.search(text) is not None for text in asked) >= len(asked)
     body = "{prompt}\n\n{choices}" if with_choices else "{prompt}"
@@ -218,8 +218,7 @@ def tests_in(rows: Dataset, prompt_column: str | None) -> dict[str, str]:
 
 def _judged(solution_column: str | None, columns: Sequence[str]) -> dict[str, Any]:
     """Parameters of a judge to be filled in: with golds it compares with them, else it needs a question."""
-    has_gold = solution_column or set(SOLUTION_COLUMNS) & set(columns)
-    return _JUDGE if has_gold else _JUDGE | _RUBRIC
+    return _JUDGE if solution_column or set(SOLUTION_COLUMNS) & set(columns) else _JUDGE | _RUBRIC
 
 
 def _first_test(problems: Dataset, tests: Mapping[str, str]) -> str | None:

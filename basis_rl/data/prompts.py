@@ -309,11 +309,11 @@ def _read(
     """The rows that stay, by their index in the dataset, with prompt, gold and id; from where these are read; and how
     many are left out since an earlier row has their id."""
     found: dict[str, tuple[int, dict[str, Any]]] = {}
-    count: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
     for index, row in enumerate(_rows(dataset, [*source.columns, *counted])):
         cell = without_answer(row[source.prompt])
         if is_blank(cell):
-            count["blank"] += 1
+            seen["blank"] += 1
             continue
         context = as_text(row[source.context]).strip() if source.context else ""
         before = f"{context}\n\n" if context else ""
@@ -324,9 +324,9 @@ def _read(
             options = source.options(row, f"{index} of '{data.dataset_name}'")
             gold = _golds(row, options, data, source, index)
             if source.gold and gold in (None, []):
-                count["missing"] += 1
+                seen["missing"] += 1
                 continue
-            count["cut"] += cell is not row[source.prompt]
+            seen["cut"] += cell is not row[source.prompt]
             columns = {column: row[column] for column in counted}
             columns |= {"solution": gold} if "solution" in reads else {}
             columns |= {"choices": [text for _, text in options]} if options else {}
@@ -336,31 +336,29 @@ def _read(
             # Another prompt around the same problem is not a repetition: the whole prompt tells the two apart.
             if name in found and found[name][1]["prompt"] != prompt:
                 name = prompt_id(before + cell if isinstance(cell, str) else cell, {**shown, **columns})
-            count["again"] += name in found
+            seen["again"] += name in found
             made = {"prompt": prompt, **({"solution": gold} if source.solution else {}), "prompt_id": name}
             found.setdefault(name, (index, made))
         if data.max_train_samples is not None and len(found) >= data.max_train_samples:
             break
-    if count["missing"]:
+    if seen["missing"]:
         said = "'%s': left out %d %s problem(s) without a gold."
         logging.getLogger(__name__).warning(
-            said, data.dataset_name, count["missing"], "held-out" if held_out else "training"
+            said, data.dataset_name, seen["missing"], "held-out" if held_out else "training"
         )
     read = f"'{data.dataset_name}', {len(dataset)} rows: the problem from column '{source.prompt}', "
     read += f"the gold from '{source.solution}'" if source.solution else "no gold, which no reward function reads"
     read += f" ({source.reading} of the options in '{', '.join(source.choices)}')" if source.reading else ""
-    read += f"; {count['blank']} are left out, whose problem is empty" if count["blank"] else ""
-    read += f"; {count['again']} are left out, whose problem an earlier row has" if count["again"] else ""
-    read += (
-        f"; {count['cut']} conversations are taken up to the assistant's answer at their end" if count["cut"] else ""
-    )
+    read += f"; {seen['blank']} are left out, whose problem is empty" if seen["blank"] else ""
+    read += f"; {seen['again']} are left out, whose problem an earlier row has" if seen["again"] else ""
+    read += f"; {seen['cut']} conversations are taken up to the assistant's answer at their end" if seen["cut"] else ""
     read += "; its column 'prompt_id' is replaced by ids of the problems" if "prompt_id" in dataset.column_names else ""
-    return list(found.values()), read, count["again"]
+    return list(found.values()), read, seen["again"]
 
 
 def _unread_texts(dataset: Dataset, read: Collection[str]) -> list[str]:
     """The columns with texts of several words among the first cells, if they are not among those that are `read`."""
-    first = dataset.select(range(min(1000, len(dataset)))).to_dict()
+    first = dataset.select(range(min(100, len(dataset)))).to_dict()
     texts = {name: [cell for cell in cells if isinstance(cell, str)] for name, cells in first.items()}
     return [name for name, cells in texts.items() if name not in read and any(" " in cell.strip() for cell in cells)]
 
@@ -375,8 +373,9 @@ def _shared_prompts(prompts: Sequence[Any], golds: Sequence[Any], again: int) ->
     if not others and again <= len(prompts):
         return ""
     said = f"\n{len(others)} rows have the prompt of an earlier row and another gold"
-    for index in others[:1]:
-        said += f" ({problem_text(prompts[index])[:200]!r} has {firsts[keys[index]]!r} and {golds[index]!r})"
+    for i in others[:1]:
+        two = f"{str(firsts[keys[i]])[:100]!r} and {str(golds[i])[:100]!r}"
+        said += f" ({problem_text(prompts[i])[:200]!r} has {two})"
     said += f", and {again} have its gold, too, and are left out. If a column that the prompt does not show belongs to "
     return said + "the problem, set context_column to its name, or write it as {column} into prompt_template"
 
@@ -610,8 +609,7 @@ def _gold(value: Any, data: DataArguments, column: str, index: int) -> str | Non
     row = f"{index} of '{data.dataset_name}'"
     pattern = data.solution_pattern
     # NaN is how Arrow and pandas write a number that is missing.
-    missing = value is None or value != value
-    text = None if missing else gold_text(value) if pattern is None else str(value)
+    text = gold_text(value) if pattern is None or value is None or value != value else str(value)
     if text is None:
         if data.on_missing_gold == "drop":
             return None
