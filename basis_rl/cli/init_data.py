@@ -113,8 +113,7 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
     template = _template(name, first, tests, with_choices=bool(choices))
     counts = {place: sum(mark in f"{each} {template}" for each in first["prompt"]) for place, mark in _PLACES.items()}
     place = next((place for place, count in counts.items() if 2 * count >= len(first)), "whole")
-    if name == "exact" and place != "box":
-        kwargs = {"answer_in": place}
+    kwargs = {"answer_in": place} if name == "exact" and place != "box" else kwargs
     keys |= {"reward_kwargs": kwargs} if kwargs else {}
     prompts = len(trained) - len(invalid)
     size = min(8, prompts)
@@ -155,8 +154,9 @@ def _column_keys(rows: Dataset, options: argparse.Namespace, tests: Mapping[str,
 def _template(reward: str, problems: Dataset, tests: Mapping[str, str], *, with_choices: bool) -> str | None:
     """The user's turn around these problems; None leaves conversations as they are, and texts in a chat template.
 
-    Other texts need one for the chat template. It asks for the form of the answer that the reward function reads, if most of
-    the problems do not say it; conversations are not asked for a box, without which math_verify finds the answer too.
+    Other texts need one for the chat template. It asks for the form of the answer that the reward function reads, if
+    most of the problems do not say it; conversations are not asked for a box, without which math_verify finds the
+    answer too.
     """
     prompts = problems["prompt"]
     texts = isinstance(prompts[0], str) and not any(mark in prompts[0] for mark in ("<|", "[INST]", "<start_of_turn>"))

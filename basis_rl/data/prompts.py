@@ -386,7 +386,7 @@ def _presented(data: DataArguments, prompt: Any, conversational: bool) -> str:
     if data.prompt_template is None:
         text = isinstance(prompt, str)
         said = f"The prompts are {'texts' if text else 'conversations'} as the dataset has them"
-        if text and conversational:
+        if text and conversational and "<|" not in prompt:
             said += (
                 ", without the chat template that the model has: prompt_template: '{prompt}' makes each one a user's "
                 "turn in it"
