@@ -49,10 +49,10 @@ def written(value: Any) -> str:
     Raises:
         ValueError: an object that is none of these, and whose text is its address in memory.
     """
-    return json.dumps(_canonical(value), sort_keys=True, ensure_ascii=False)
+    return json.dumps(canonical(value), sort_keys=True, ensure_ascii=False)
 
 
-def _canonical(value: Any) -> Any:
+def canonical(value: Any) -> Any:
     """`value` as JSON has it."""
     # Most cells are texts. True is an `int`, too.
     if value is None or isinstance(value, str | int):
@@ -61,12 +61,12 @@ def _canonical(value: Any) -> Any:
         number = float(value)
         return int(number) if number.is_integer() else number
     if isinstance(value, Mapping):
-        return {str(key): _canonical(entry) for key, entry in value.items() if entry is not None}
+        return {str(key): canonical(entry) for key, entry in value.items() if entry is not None}
     if isinstance(value, list | tuple | set | frozenset):
-        entries = [_canonical(entry) for entry in value]
+        entries = [canonical(entry) for entry in value]
         return entries if isinstance(value, list | tuple) else sorted(entries, key=repr)
     if hasattr(value, "tolist"):
-        return _canonical(value.tolist())
+        return canonical(value.tolist())
     if hasattr(value, "getpalette"):
         # The pixels of a picture with a palette are numbers of its colours.
         pixels = value.convert("RGBA") if value.getpalette() else value

@@ -102,10 +102,10 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     for each in plan.episodes:
         show(f"Environment: {each.name}", sections.environment(plan, each))
     show("Batch arithmetic", arithmetic(args, problems, warn))
-    show("Columns", sections.columns(plan))
+    show("Columns", sections.columns(plan, warn))
     lengths = plan.prompt_lengths()
     if not plan.episodes:
-        show("Prompts", sections.prompts(plan.rendered, lengths, plan.train_dataset[0]["prompt"]))
+        show("Prompts", sections.prompts(plan, lengths))
     if answers := sections.answers(plan, warn):
         show("Answers", answers)
     show("Golds", sections.golds(checked.problems - problems, plan, warn))

@@ -95,10 +95,14 @@ def sampling(plan: Plan) -> str:
     return f"{drawn}: training maximises the mean reward over the prompts that it draws, not over all alike{undo}."
 
 
-def columns(plan: Plan) -> str:
+def columns(plan: Plan, warn: Warn) -> str:
     """Where problems and golds come from, the columns, and which of them rewards and environments read."""
     dataset = plan.train_dataset
-    lines = [f"{dataset.info.description}."] if dataset.info.description else []
+    said, *odd = dataset.info.description.split("\n")
+    # An environment adds to the prompts what tells such rows apart.
+    for sentence in () if plan.episodes else odd:
+        warn(f"{sentence}.")
+    lines = [f"{said}."] if said else []
     lines.append(
         f"{len(dataset)} problems after duplicates and what is held out; columns: {', '.join(dataset.column_names)}."
     )
@@ -134,11 +138,16 @@ def environment(plan: Plan, episode: Episode) -> str:
     )
 
 
-def prompts(texts: Sequence[str], lengths: Sequence[int], given: Any) -> str:
-    """Three prompts, and how long all of them are; `given` is the first one before it is rendered."""
-    form = "plain text, without a chat template" if isinstance(given, str) else "conversations in the chat template"
+def prompts(plan: Plan, lengths: Sequence[int]) -> str:
+    """Three prompts, each with the gold that the reward functions are given, and how long all of them are."""
+    dataset = plan.train_dataset
+    text = isinstance(dataset[0]["prompt"], str)
+    form = "plain text, without a chat template" if text else "conversations in the chat template"
     lines = [f"Prompts are {form}, {min(lengths)} to {max(lengths)} tokens, median {median_high(lengths)}."]
-    lines += [f"--- prompt {number}\n{text}" for number, text in enumerate(texts[:3], 1)]
+    read = sorted((plan.reads or set()) & set(dataset.column_names) - {"prompt"})
+    for number, (prompt, row) in enumerate(zip(plan.rendered[:3], dataset, strict=False), 1):
+        lines.append(f"--- prompt {number}\n{prompt}")
+        lines += [f"--- its gold, in '{column}': {' '.join(str(row[column]).split())[:200]}" for column in read]
     return "\n".join([*lines, "---"])
 
 

@@ -18,11 +18,12 @@ from basis_rl.data.choices import how_read, read_options
 from basis_rl.data.prompts import GYM_COLUMN, PROMPT_COLUMNS, SOLUTION_COLUMNS, DataArguments, load_prompts
 from basis_rl.data.rows import bare_problem, gold_text
 from basis_rl.names import Mistakes
-from basis_rl.rewards import ChoiceReward, gold_answer
+from basis_rl.rewards import ChoiceReward
 from basis_rl.rewards.base import read_columns
 from basis_rl.rewards.code.tests import parse_tests
 from basis_rl.rewards.extract import is_prose, is_sentence
 from basis_rl.rewards.golds import invalid_golds
+from basis_rl.rewards.math.reward import gold_answers
 from basis_rl.rewards.registry import build_reward
 from basis_rl.text import BOXED
 
@@ -31,6 +32,8 @@ _PROMPTS = (
     "instruction", "query", "input", "messages", "conversation", "text", "question_stem", "stem", "ctx", "sentence",
 )  # fmt: skip
 _GOLDS = ("expected_answer", "target", "output", "label", "gold")
+# Of texts without which a problem cannot be answered.
+_CONTEXTS = frozenset({"context", "passage", "article", "document", "paragraph", "input"})
 # Of multiple-choice questions also these.
 _KEYS = ("answerKey", "answer_key", "answer_idx", "answer_index", "correct", "correct_answer", "correct_option", "cop")
 _OPTIONS = re.compile("choice|option|ending|candidate|alternative", re.IGNORECASE)
@@ -59,12 +62,14 @@ _SHOWN = r"""{{% set parts = ("\n" ~ {0}).split("\nassert") %}}
     if parts[2:] or (parts[1:] and parts[1].split("(")[0] | trim not in prompt) else "" }}}}"""
 _ASSERT = re.compile(r"^assert\b", re.MULTILINE)
 _CALLED = re.compile(r"\b([A-Za-z_]\w*)\(")
-# In problems that say by themselves how the answer is to be given.
+# In problems that say by themselves how the answer is to be given, or that are in a chat template already.
 _FORMAT = re.compile(
-    r"\\boxed|####|<answer>|```|\b(?:answer|a)\s*:\s*$|\b(?:answer|reply|respond|end) (?:only )?(?:with|in|by)\b"
-    r"|final answer",
+    r"\\boxed|####|<answer>|```|\b(?:answer|a)\s*:\s*$|\b(?:answer|reply|respond) (?:only )?(?:with|in|by)\b"
+    r"|<\||\[INST\]|<start_of_turn>",
     re.IGNORECASE,
 )
+# What asks for an answer in these places, of those that `exact` can be told by `answer_in`.
+_PLACES = {"box": r"\boxed", "tag": "<answer>", "hashes": "####"}
 
 
 def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> dict[str, Any]:
@@ -82,15 +87,9 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
     tests = tests_in(rows, options.prompt_column) if name in (None, "code") else {}
     choices = choices_in(rows, options.solution_column) if name in (None, "choice") and not tests else {}
     name = name or ("code" if tests else "choice" if choices else None)
-    columns = rows.flatten().column_names
-    kwargs = _judged(options.solution_column, columns) if name == "judge" else tests
+    kwargs = _judged(options.solution_column, rows.flatten().column_names) if name == "judge" else tests
     reward = build_reward(name, kwargs) if name else None
-    guesses = {
-        "prompt_column": options.prompt_column or _guess(columns, PROMPT_COLUMNS, _PROMPTS),
-        "solution_column": options.solution_column or _guess(columns, SOLUTION_COLUMNS, [*tests.values(), *_GOLDS]),
-        **choices,
-    }
-    keys: dict[str, Any] = {key: column for key, column in guesses.items() if column}
+    keys: dict[str, Any] = {**_column_keys(rows, options, tests), **choices}
     data = replace(data, test_fraction=_HELD_OUT, **keys)
     load = partial(load_prompts, conversational=True, gold=reward is None or "solution" in read_columns([reward]))
     tried = Mistakes()
@@ -99,8 +98,6 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
         data.on_missing_gold = keys["on_missing_gold"] = "drop"
     trained = load(data)
     held_out = tried.tried(load, data, held_out=True)
-    if held_out is None:
-        data.test_fraction = 0.0
     first = trained.select(range(min(_MOST, len(trained))))
     if name is None or reward is None:
         name = fitting(first, data.dataset_name)
@@ -113,10 +110,13 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
                          "by --solution_column, or the reward function by --reward_funcs.")  # fmt: skip
     if invalid or others or len(trained) > _MOST:
         keys["on_invalid_gold"] = "drop"
+    template = _template(name, first, tests, with_choices=bool(choices))
+    counts = {place: sum(mark in f"{each} {template}" for each in first["prompt"]) for place, mark in _PLACES.items()}
+    place = next((place for place, count in counts.items() if 2 * count >= len(first)), "whole")
+    kwargs = {"answer_in": place} if name == "exact" and place != "box" else kwargs
     keys |= {"reward_kwargs": kwargs} if kwargs else {}
     prompts = len(trained) - len(invalid)
     size = min(8, prompts)
-    template = _template(name, first, tests, with_choices=bool(choices))
     kind = "texts" if isinstance(first[0]["prompt"], str) else "conversations"
     return {
         "read": f"{len(rows)} rows, whose prompts are {kind}; the columns are {', '.join(rows.column_names)}.",
@@ -128,17 +128,42 @@ def fitted(data: DataArguments, rows: Dataset, options: argparse.Namespace) -> d
     }
 
 
-def _template(reward: str, problems: Dataset, tests: Mapping[str, str], *, with_choices: bool) -> str | None:
-    """The user's turn around these problems; None leaves conversations as they are.
+def _first(names: Sequence[str], columns: Sequence[str]) -> str | None:
+    return next((name for name in names if name in columns), None)
 
-    Texts need one for the chat template. It asks for the form of the answer that the reward function reads, if most of
-    the problems do not say it; conversations are not asked for a box, without which math_verify finds the answer too.
+
+def _column_keys(rows: Dataset, options: argparse.Namespace, tests: Mapping[str, str]) -> dict[str, str]:
+    """The keys for columns that are not found by their usual names, for a column of texts that belong to the problems
+    by its name, unless these hold them already, and for golds that are lists of names, which mostly mean the same."""
+    columns = [*rows.flatten().column_names, *rows.column_names]
+    prompt = options.prompt_column or _first([*PROMPT_COLUMNS, *_PROMPTS], columns)
+    gold = options.solution_column or _first([*SOLUTION_COLUMNS, *tests.values(), *_GOLDS], columns)
+    keys = {"prompt_column": prompt, "solution_column": gold}
+    cells = rows.flatten().select(range(min(_MOST, len(rows)))).to_dict()
+    for name in sorted(_CONTEXTS.intersection(cells) - {prompt, gold, *tests.values()}):
+        pairs = zip(cells.get(str(prompt), []), cells[name], strict=False)
+        if any(isinstance(a, str) and isinstance(b, str) and b not in a for a, b in pairs):
+            keys["context_column"] = name
+    lists = [cell for cell in cells.get(str(gold), []) if isinstance(cell, list) and len(cell) > 1 and not tests]
+    if 2 * sum(all(isinstance(each, str) for each in cell) and is_prose(cell[0]) for cell in lists) > len(lists):
+        keys["solution_list"] = "any"
+    found = (_first(PROMPT_COLUMNS, columns), _first(SOLUTION_COLUMNS, columns))
+    return {key: value for key, value in keys.items() if value and value not in found}
+
+
+def _template(reward: str, problems: Dataset, tests: Mapping[str, str], *, with_choices: bool) -> str | None:
+    """The user's turn around these problems; None leaves conversations as they are, and texts in a chat template.
+
+    Other texts need one for the chat template. It asks for the form of the answer that the reward function reads, if
+    most of the problems do not say it; conversations are not asked for a box, without which math_verify finds the
+    answer too.
     """
     prompts = problems["prompt"]
-    texts = isinstance(prompts[0], str)
+    texts = isinstance(prompts[0], str) and not any(mark in prompts[0] for mark in ("<|", "[INST]", "<start_of_turn>"))
     # A template takes known instructions out of a text.
     asked = [
-        bare_problem(each) or "" if texts else "\n".join(str(turn["content"]) for turn in each) for each in prompts
+        bare_problem(each) or "" if isinstance(each, str) else "\n".join(str(turn["content"]) for turn in each)
+        for each in prompts
     ]
     says_the_form = 2 * sum(_FORMAT.search(text) is not None for text in asked) >= len(asked)
     body = "{prompt}\n\n{choices}" if with_choices else "{prompt}"
@@ -148,11 +173,6 @@ def _template(reward: str, problems: Dataset, tests: Mapping[str, str], *, with_
     if shown := _first_test(problems, tests):
         template = (template or "{prompt}").replace("{prompt}", "{{ prompt }}") + shown
     return template
-
-
-def _guess(columns: Sequence[str], usual: Sequence[str], others: Sequence[str]) -> str | None:
-    """The first of the `others` that is a column; None where a recipe need not name it, since a `usual` one is."""
-    return None if set(usual) & set(columns) else next((name for name in others if name in columns), None)
 
 
 def choices_in(rows: Dataset, solution_column: str | None) -> dict[str, str]:
@@ -184,26 +204,21 @@ def tests_in(rows: Dataset, prompt_column: str | None) -> dict[str, str]:
         cases = parse_tests(cell, name)
         return bool(cases) and all(case.kind != "assert" or "assert" in case.given for case in cases)
 
-    def most(column: str, names: Sequence[Any]) -> bool:
-        return 2 * sum(map(are_tests, first[column], names)) > len(first)
-
     first = rows.select(range(min(20, len(rows))))
     functions = [name for name in _FUNCTIONS if name in rows.column_names]
     for column in rows.column_names:
         if column in (*PROMPT_COLUMNS, *_PROMPTS, prompt_column):
             continue
-        if most(column, [None] * len(first)):
-            return {"column": column}
-        for function in functions:
-            if most(column, first[function]):
-                return {"column": column, "fn_name": function}
+        for function in (None, *functions):
+            names = first[function] if function else [None] * len(first)
+            if 2 * sum(map(are_tests, first[column], names)) > len(first):
+                return {"column": column} | ({"fn_name": function} if function else {})
     return {}
 
 
 def _judged(solution_column: str | None, columns: Sequence[str]) -> dict[str, Any]:
     """Parameters of a judge to be filled in: with golds it compares with them, else it needs a question."""
-    has_gold = solution_column or set(SOLUTION_COLUMNS) & set(columns)
-    return _JUDGE if has_gold else _JUDGE | _RUBRIC
+    return _JUDGE if solution_column or set(SOLUTION_COLUMNS) & set(columns) else _JUDGE | _RUBRIC
 
 
 def _first_test(problems: Dataset, tests: Mapping[str, str]) -> str | None:
@@ -228,7 +243,7 @@ def fitting(problems: Dataset, dataset: str) -> str:
     """
     if GYM_COLUMN in problems.column_names:
         return "reasoning_gym"
-    golds = [gold_answer(gold) for gold in problems["solution"]]
+    golds = [gold for cell in problems["solution"] for gold in gold_answers(cell)]
     if 20 * len(ChoiceReward().check_golds(golds)) < len(golds):
         return "choice"
     sentences = list(filter(is_sentence, golds))

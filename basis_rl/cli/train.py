@@ -82,7 +82,7 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
     if day := saved_settings(checkpoint).get("day"):
         use_day(day)
     trainer = build_trainer(recipe)
-    notes([f"{trainer.train_dataset.info.description}."])
+    notes([f"{line}." for line in trainer.train_dataset.info.description.split("\n")])
     if served is not None:
         trainer.watch_server(lambda: served.given_up)
     started = SaveRecipe(trainer)

@@ -6,12 +6,13 @@ import hashlib
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, concatenate_datasets, load_dataset
+from datasets import ClassLabel, Dataset, concatenate_datasets, load_dataset
 from datasets.utils import disable_progress_bars
 
 from basis_rl.data.choices import Option, how_read, letter_of, lettered, read_options
@@ -131,7 +132,8 @@ def load_prompts(
     the other columns that rewards read (`reads`). A row with an id that an earlier one has is dropped, or if its prompt
     differs has the id of its whole prompt; the text alone decides what is held out, which is ``dataset_test_split`` if
     there is one. Rows whose problem is empty are left out. How cells are read: `basis_rl.data.rows`. Without `gold`
-    rows need none, and without its column there is no ``solution``. ``info.description`` says in words what was read.
+    rows need none, and without its column there is no ``solution``. ``info.description`` says in words what was read,
+    and in a second line what is odd about rows that have one prompt, if anything is.
 
     Raises:
         ValueError: dataset, column or pattern that does not exist or fit; says which, of what, and what to set.
@@ -143,10 +145,13 @@ def load_prompts(
     missing = data.on_missing_gold if gold else "drop"
     data = replace(data, prompt_column=source.prompt, on_missing_gold=missing)
     counted = [column for column in _kept(dataset, data) if column in reads]
-    rows, read = _read(fields, data, source, conversational, held_out, reads, counted)
+    rows, read, again = _read(fields, data, source, conversational, held_out, reads, counted)
     _require(rows, data, held_out)
     made = Dataset.from_list([row for _, row in rows])
+    unread = _unread_texts(dataset, {*source.columns, *counted, *SOLUTION_COLUMNS})
+    read += f"; neither the prompt nor a reward function reads {', '.join(map(repr, unread))}" if unread else ""
     said = f"{read}. {_presented(data, made[0]['prompt'], conversational)}"
+    said += _shared_prompts(made["prompt"], list(made["solution"]) if source.gold else [None] * len(made), again)
     if kept := _kept(dataset, data):
         # A bar for a moment's work would only break up the log.
         disable_progress_bars()
@@ -300,17 +305,15 @@ def _read(
     held_out: bool,
     reads: Collection[str],
     counted: Sequence[str],
-) -> tuple[list[tuple[int, dict[str, Any]]], str]:
-    """The rows that stay, by their index in the dataset, with prompt, gold and id; and from where these are read."""
+) -> tuple[list[tuple[int, dict[str, Any]]], str, int]:
+    """The rows that stay, by their index in the dataset, with prompt, gold and id; from where these are read; and how
+    many are left out since an earlier row has their id."""
     found: dict[str, tuple[int, dict[str, Any]]] = {}
-    missing = 0
-    again = 0
-    cut = 0
-    blank = 0
+    seen: Counter[str] = Counter()
     for index, row in enumerate(_rows(dataset, [*source.columns, *counted])):
         cell = without_answer(row[source.prompt])
         if is_blank(cell):
-            blank += 1
+            seen["blank"] += 1
             continue
         context = as_text(row[source.context]).strip() if source.context else ""
         before = f"{context}\n\n" if context else ""
@@ -321,9 +324,9 @@ def _read(
             options = source.options(row, f"{index} of '{data.dataset_name}'")
             gold = _golds(row, options, data, source, index)
             if source.gold and gold in (None, []):
-                missing += 1
+                seen["missing"] += 1
                 continue
-            cut += cell is not row[source.prompt]
+            seen["cut"] += cell is not row[source.prompt]
             columns = {column: row[column] for column in counted}
             columns |= {"solution": gold} if "solution" in reads else {}
             columns |= {"choices": [text for _, text in options]} if options else {}
@@ -333,22 +336,48 @@ def _read(
             # Another prompt around the same problem is not a repetition: the whole prompt tells the two apart.
             if name in found and found[name][1]["prompt"] != prompt:
                 name = prompt_id(before + cell if isinstance(cell, str) else cell, {**shown, **columns})
-            again += name in found
+            seen["again"] += name in found
             made = {"prompt": prompt, **({"solution": gold} if source.solution else {}), "prompt_id": name}
             found.setdefault(name, (index, made))
         if data.max_train_samples is not None and len(found) >= data.max_train_samples:
             break
-    if missing:
+    if seen["missing"]:
         said = "'%s': left out %d %s problem(s) without a gold."
-        logging.getLogger(__name__).warning(said, data.dataset_name, missing, "held-out" if held_out else "training")
+        logging.getLogger(__name__).warning(
+            said, data.dataset_name, seen["missing"], "held-out" if held_out else "training"
+        )
     read = f"'{data.dataset_name}', {len(dataset)} rows: the problem from column '{source.prompt}', "
     read += f"the gold from '{source.solution}'" if source.solution else "no gold, which no reward function reads"
     read += f" ({source.reading} of the options in '{', '.join(source.choices)}')" if source.reading else ""
-    read += f"; {blank} are left out, whose problem is empty" if blank else ""
-    read += f"; {again} are left out, whose problem an earlier row has" if again else ""
-    read += f"; {cut} conversations are taken up to the assistant's answer at their end" if cut else ""
+    read += f"; {seen['blank']} are left out, whose problem is empty" if seen["blank"] else ""
+    read += f"; {seen['again']} are left out, whose problem an earlier row has" if seen["again"] else ""
+    read += f"; {seen['cut']} conversations are taken up to the assistant's answer at their end" if seen["cut"] else ""
     read += "; its column 'prompt_id' is replaced by ids of the problems" if "prompt_id" in dataset.column_names else ""
-    return list(found.values()), read
+    return list(found.values()), read, seen["again"]
+
+
+def _unread_texts(dataset: Dataset, read: Collection[str]) -> list[str]:
+    """The columns with texts of several words among the first cells, if they are not among those that are `read`."""
+    first = dataset.select(range(min(100, len(dataset)))).to_dict()
+    texts = {name: [cell for cell in cells if isinstance(cell, str)] for name, cells in first.items()}
+    return [name for name, cells in texts.items() if name not in read and any(" " in cell.strip() for cell in cells)]
+
+
+def _shared_prompts(prompts: Sequence[Any], golds: Sequence[Any], again: int) -> str:
+    """A line if there are prompts with several golds, or if most rows, `again`, are left out since an earlier one has
+    their prompt and gold; empty if not. The prompts may lack a column."""
+    # Their hashes, since the texts of all prompts would be held twice.
+    keys = [hash(str(prompt)) for prompt in prompts]
+    firsts = dict(zip(reversed(keys), reversed(golds), strict=True))
+    others = [index for index, key in enumerate(keys) if golds[index] != firsts[key]]
+    if not others and again <= len(prompts):
+        return ""
+    said = f"\n{len(others)} rows have the prompt of an earlier row and another gold"
+    for i in others[:1]:
+        two = f"{str(firsts[keys[i]])[:100]!r} and {str(golds[i])[:100]!r}"
+        said += f" ({problem_text(prompts[i])[:200]!r} has {two})"
+    said += f", and {again} have its gold, too, and are left out. If a column that the prompt does not show belongs to "
+    return said + "the problem, set context_column to its name, or write it as {column} into prompt_template"
 
 
 def _presented(data: DataArguments, prompt: Any, conversational: bool) -> str:
@@ -357,7 +386,7 @@ def _presented(data: DataArguments, prompt: Any, conversational: bool) -> str:
     if data.prompt_template is None:
         text = isinstance(prompt, str)
         said = f"The prompts are {'texts' if text else 'conversations'} as the dataset has them"
-        if text and conversational:
+        if text and conversational and "<|" not in prompt:
             said += (
                 ", without the chat template that the model has: prompt_template: '{prompt}' makes each one a user's "
                 "turn in it"
@@ -386,10 +415,18 @@ def _rows(dataset: Dataset, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _with_fields(dataset: Dataset) -> Dataset:
-    """The dataset with a column for each field of its records, named with a dot, besides the records themselves."""
+    """The dataset with a column for each field of its records, named with a dot, besides the records themselves.
+
+    The numbers of classes are their names here, and -1, which stands for no class, is None.
+    """
     flat = dataset.flatten()
     records = [column for column in dataset.column_names if column not in flat.column_names]
-    return concatenate_datasets([flat, dataset.select_columns(records)], axis=1) if records else flat
+    named = concatenate_datasets([flat, dataset.select_columns(records)], axis=1) if records else flat
+    for column, kind in flat.features.items():
+        if isinstance(kind, ClassLabel):
+            cells = [None if number in (None, -1) else kind.int2str(number) for number in flat[column]]
+            named = named.remove_columns(column).add_column(column, cells)
+    return named
 
 
 def prompt_of(
@@ -572,8 +609,7 @@ def _gold(value: Any, data: DataArguments, column: str, index: int) -> str | Non
     row = f"{index} of '{data.dataset_name}'"
     pattern = data.solution_pattern
     # NaN is how Arrow and pandas write a number that is missing.
-    missing = value is None or value != value
-    text = None if missing else gold_text(value) if pattern is None else str(value)
+    text = gold_text(value) if pattern is None or value is None or value != value else str(value)
     if text is None:
         if data.on_missing_gold == "drop":
             return None

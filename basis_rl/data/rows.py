@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from basis_rl.identity import canonical
 
 # Instructions that sets carry in the problem itself. They would double the prompt template, and change the prompt's id.
 _INSTRUCTIONS = (
@@ -72,9 +75,12 @@ def bare_problem(value: Any, *, strip_instructions: bool = True) -> str | None:
 def gold_text(value: Any) -> str | None:
     r"""The gold in a cell, as text; None if there is none.
 
-    The answers of a list are joined by commas (all of them are asked for), ``27.0`` is ``27``, and of a worked solution
-    whose last line is GSM8K's ``#### 72`` only what follows the mark is taken.
+    The answers of a list are joined by commas (all of them are asked for), a record is JSON without keys that are None,
+    ``27.0`` is ``27``, and of a worked solution whose last line is GSM8K's ``#### 72`` only what follows the mark is
+    taken.
     """
+    if isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(item, Mapping) for item in value)):
+        return json.dumps(canonical(value), ensure_ascii=False)
     if isinstance(value, list):
         answers = [gold_text(item) for item in value]
         return None if not answers or None in answers else ", ".join(a for a in answers if a is not None)

@@ -130,6 +130,18 @@ def test_where_answers_are_read_is_said_and_some_golds_and_a_box_that_no_prompt_
     assert check(**rows, **elsewhere)[2] == []
 
 
+def test_prompts_are_shown_with_their_golds_and_several_golds_of_one_prompt_are_warned_of(check, tmp_path):
+    rows = [f'{{"question": "{i % 9} + 1 =", "answer": "  {i + 1}\\n#"}}' for i in range(12)]
+    (tmp_path / "some.jsonl").write_text("\n".join(rows))
+    data = {"dataset_name": str(tmp_path / "some.jsonl"), "dataset_kwargs": None, "reward_funcs": ["exact"]}
+    code, said, warnings, error = check("--strict", **data)
+    assert code == 2, error
+    assert re.findall(r"--- its gold, in 'solution': (.*)", said) == ["1 #", "2 #", "3 #"]
+    assert said.index("--- prompt 1") < said.index(": 1 #") < said.index("--- prompt 2")
+    (odd,) = (warning for warning in warnings if "another gold" in warning)
+    assert "3 rows have the prompt of an earlier row" in odd
+
+
 def test_an_engine_that_the_recipe_asks_for_is_what_is_told(check):
     code, said, _, error = check("--world_size", "2", fsdp=True)
     assert code == 0, error

@@ -99,6 +99,10 @@ LONG = [{**row, "answer": "United States of America"} if i == 3 else row for i, 
 WORKED = [
     {"problem": f"{i} + 1?", "solution": rf"We add one to the number, so it is $\boxed{{{i + 1}}}$."} for i in range(30)
 ]
+TOLD = [{**row, "prompt": f"{row['prompt']} Answer with only one name."} for row in WORDS]
+TAGS = [{**row, "prompt": f"{row['prompt']} Put it into <answer></answer>."} for row in WORDS]
+LAST = [{**row, "prompt": f"{row['prompt']} Think, then give your final answer."} for row in WORDS]
+ALIASES = [{**row, "answer": [row["answer"], f"City {row['answer']}"][: 1 + i % 4]} for i, row in enumerate(WORDS)]
 BOXES = [{"prompt": f"Put {i} + 1 into \\boxed{{}}.", "answer": str(i + 1)} for i in range(30)]
 
 
@@ -111,6 +115,11 @@ BOXES = [{"prompt": f"Put {i} + 1 into \\boxed{{}}.", "answer": str(i + 1)} for 
         (ONE_TEXT, "code", {"column": "tests"}, "Python"),
         (WORDS, "exact", None, "boxed"),
         (LONG, "exact", None, "boxed"),
+        # What these ask for is what is read; of a final answer in no place, a box is asked for.
+        (TOLD, "exact", {"answer_in": "whole"}, "{prompt}"),
+        (TAGS, "exact", {"answer_in": "tag"}, "{prompt}"),
+        (LAST, "exact", None, "boxed"),
+        (ALIASES, "exact", None, "boxed"),
         (WORKED, "math_verify", None, "boxed"),
         # They ask for a box by themselves; a template puts them into the chat template.
         (BOXES, "math_verify", None, "{prompt}"),
@@ -123,6 +132,51 @@ def test_the_reward_is_one_that_can_find_the_golds_right(rows, reward, kwargs, a
     assert asks in keys["prompt_template"]
     assert (keys["prompt_template"] == "{prompt}") == (asks == "{prompt}")
     assert main(["check", "new.yaml", "--strict", "--max_completion_length", "32"]) == 0
+
+
+ALPACA = [{"instruction": "Add.", "input": f"{i} and 1", "output": str(i + 1)} for i in range(30)]
+PASSAGES = [
+    {"question": "Which town?", "passage": f"In {i} it was {row['answer']}.", **row} for i, row in enumerate(WORDS)
+]
+HELD = [{**row, "question": f"{row['passage']} Which town?"} for row in PASSAGES]
+
+
+@pytest.mark.parametrize(
+    ("rows", "column"),
+    [(ALPACA, "input"), ([{**row, "prompt": "Which town?"} for row in PASSAGES], "passage"), (HELD, None)],
+)
+def test_a_text_that_belongs_to_the_problem_is_put_before_it_unless_it_is_there(rows, column, init):
+    rows = [{key: cell for key, cell in row.items() if key != "prompt"} for row in rows] if rows is HELD else rows
+    assert init(rows) == 0
+    assert read_recipe("new.yaml").get("context_column") == column
+    found = loaded()
+    assert len(found) > 25
+    assert "\n" not in found.info.description
+    text = rows[0][column or "passage"]
+    assert found[0]["prompt"][0]["content"].count(text) == 1
+
+
+@pytest.mark.parametrize(
+    ("golds", "read"),
+    [
+        (["George Orwell", "Orwell"], ["George Orwell", "Orwell"]),
+        # All roots are asked for, and all letters; records are one answer.
+        (["3", "-2"], "3, -2"),
+        (["A", "C"], "A, C"),
+        ([{"name": "Orwell"}, {"name": "Blair"}], '[{"name": "Orwell"}, {"name": "Blair"}]'),
+    ],
+)
+def test_of_a_list_of_names_any_is_right_and_of_numbers_all(golds, read, init):
+    assert init([{"question": f"Which {i}?", "answer": golds} for i in range(30)], "--reward_funcs", "exact") == 0
+    assert read_recipe("new.yaml").get("solution_list") == ("any" if read == golds else None)
+    assert loaded()[0]["solution"] == read
+
+
+def test_texts_in_a_chat_template_are_left_as_they_are(init):
+    prompt = "<|im_start|>user\n{} + 1?<|im_end|>\n<|im_start|>assistant\n"
+    assert init([{"prompt": prompt.format(i), "answer": i + 1} for i in range(30)]) == 0
+    assert "prompt_template" not in read_recipe("new.yaml")
+    assert loaded()[0]["prompt"] == prompt.format(0)
 
 
 def add_one(i):

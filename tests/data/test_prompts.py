@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from basis_rl.data import DataArguments, load_prompts, problem_text, prompt_id
 from basis_rl.data.files import load_files
@@ -465,3 +465,32 @@ def test_a_turn_without_a_text_is_told_with_its_row(tmp_path):
 def test_a_place_in_single_braces_is_none_in_a_jinja_template(path):
     with pytest.raises(ValueError, match=r"`\{\{ prompt \}\}`"):
         load(path, prompt_template="{prompt} {{ answer }}")
+
+
+def test_rows_whose_prompts_lack_a_column_are_told(tmp_path):
+    """Alpaca's form: the numbers to add are in a column that the prompt does not show."""
+    rows = [{"instruction": "Add.", "input": f"{i} and {i % 2}", "output": str(i % 3)} for i in range(9)]
+    columns = {"prompt_column": "instruction", "solution_column": "output"}
+    said, odd = load(write(tmp_path, rows), **columns).info.description.split("\n")
+    assert "neither the prompt nor a reward function reads 'input'" in said
+    assert "2 rows have the prompt of an earlier row and another gold ('Add.' has '0' and '1'), and 6 have its" in odd
+    shown = load(write(tmp_path, rows), **columns, context_column="input").info.description
+    assert not any(word in shown for word in ("\n", "neither", "left out"))
+    # Most rows are lost without a gold, too; a few copies of a problem are usual.
+    data = DataArguments(dataset_name=write(tmp_path, rows), prompt_column="instruction")
+    assert "\n0 rows" in load_prompts(data, conversational=True, gold=False).info.description
+    few = [{"question": f"{i % 7}?", "answer": i % 7, "id": f"row{i}"} for i in range(9)]
+    description = load(write(tmp_path, few)).info.description
+    assert "2 are left out" in description
+    assert not any(word in description for word in ("\n", "neither"))
+
+
+def test_golds_of_classes_are_their_names(tmp_path):
+    names = ["world news", "sports"]
+    kinds = Features({"text": Value("string"), "label": ClassLabel(names=names)})
+    rows = Dataset.from_dict({"text": ["a", "b", "c"], "label": [1, -1, 0]}, features=kinds)
+    rows.save_to_disk(tmp_path / "classes")
+    columns = {"prompt_column": "text", "solution_column": "label", "on_missing_gold": "drop"}
+    found = load(str(tmp_path / "classes"), **columns)
+    assert found["solution"] == ["sports", "world news"]
+    assert found["label"] == [1, 0], "rewards of their own read the column as it is"

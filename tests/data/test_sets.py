@@ -117,6 +117,9 @@ def test_what_is_no_problem_is_none(value):
         (None, None),
         ([], None),
         (["1", None], None),
+        # A key that another row has is None here; an order of keys is as good as another, but stays.
+        ({"name": "Zoë", "age": 20.0, "other": None}, '{"name": "Zoë", "age": 20}'),
+        ([{"a": [1, None]}, {"b": True}], '[{"a": [1, null]}, {"b": true}]'),
         (float("nan"), None),
     ],
 )

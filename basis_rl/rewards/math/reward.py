@@ -196,7 +196,7 @@ class MathVerifyReward(AfterThought, Reward):
         kinds = [set(map(_kind, row)) for row in verdicts]
         if prose := [i for i, row in enumerate(kinds) if not row.isdisjoint(REJECTED)]:
             shown = "; ".join(repr(str(solution[i])[:80]) for i in prose[:5])
-            message = "%d of %d golds are no formulas, so that only their own text is right: %s."
+            message = "%d of %d golds are no formulas: only their own text is right (or set solution_pattern): %s."
             _log.warning(message, len(prose), len(kinds), shown)
         return [i for i, row in enumerate(kinds) if row.isdisjoint(("right", "failed", *REJECTED))]
 
