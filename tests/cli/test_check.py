@@ -78,6 +78,8 @@ def test_the_calls_of_a_judge_are_told_and_one_that_does_not_answer(check):
         assert f"At most {batch} calls per generation batch, 16 at a time" in said
         # Whether it answers at all, and what it says of an example.
         assert len(server.requests) == 2
+        server.says = lambda question: "I think that it is right."
+        assert "ended a trial without a score within the scale" in check(**judge)[2][0]
         server.before = lambda number, body: 401
         assert "does not answer: HTTP 401" in check(**judge)[2][0]
 
