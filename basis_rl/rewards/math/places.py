@@ -114,7 +114,7 @@ _REMARK = re.compile(
 _OFFER = re.compile(
     r"[*_ ]{0,4}(?!.*"
     + _word(
-        r"right|correct\w*|errors?|check|verify|agree|think|again|instead|different"
+        r"right|correct\w*|wrong|errors?|mistakes?|check|verify|agree|think|again|instead|different"
         "|(?:an)?other (?:answer|result|value)"
     )
     + ")"
