@@ -221,6 +221,7 @@ def test_a_table_is_announced_then_described(check, recipe, tmp_path):
     ValueTable.from_rewards({name: [0.0, 1.0] for name in ids}, provenance={"temperature": 1.0}).save(path)
     code, said, warnings, _ = check(**changes)
     assert (code, warnings) == (0, [])
+    assert f"== What the baseline needs\nValue table {path}: {problems} prompts" in said
     assert f"covers {problems} of {problems} training prompts" in said
     assert "temperature 1.0" in said
     code, _, warnings, _ = check("--temperature", "0.5", "--baseline_kwargs.accept_mismatch", "true", **changes)
