@@ -13,7 +13,7 @@ from basis_rl.recipe.build import model_init_kwargs
 from basis_rl.recipe.keys import Recipe
 from basis_rl.rewards.call import call
 from basis_rl.rewards.extract import completion_text
-from basis_rl.trainer.first_rollouts import Rollout, explanation, reads_boxes
+from basis_rl.trainer.first_rollouts import Rollout, explanation
 from basis_rl.trainer.plan import Plan, sampling_of, with_tools
 from basis_rl.trainer.rewarding import total_rewards
 from basis_rl.values import ValueTable
@@ -56,7 +56,7 @@ def rollouts(recipe: Recipe, plan: Plan, count: int, warn: Warn) -> str:
     weights = torch.tensor([weight for _, weight in asked])
     scores = torch.tensor([call(function, repeated, said) for function in functions])
     totals = total_rewards(scores.T, weights).tolist() if functions else []
-    if totals and (message := explanation(totals, found, args.max_completion_length, boxes=reads_boxes(functions))):
+    if totals and (message := explanation(totals, found, args.max_completion_length, functions)):
         warn(message)
     every = -(-len(found) // _MOST_SHOWN)
     pairs = list(zip(found, totals or [float("nan")] * len(found), strict=True))[::every]

@@ -164,7 +164,7 @@ def answers(plan: Plan, warn: Warn) -> str:
         calls = f"At most {plan.args.generation_batch_size} calls per generation batch"
         lines.append(f"{calls}, {judge.chat.concurrency} at a time in each process; nothing is asked twice.")
         if (why := judge.trial()) is not None:
-            warn(f"The judge {judge.chat} does not answer: {why}")
+            warn(f"The judge {judge.chat} {why}")
     return "\n".join(lines)
 
 

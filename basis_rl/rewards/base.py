@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from basis_rl.names import Mistakes
 from basis_rl.rewards.call import WrongScores, called, scores_of
 
 Column = Sequence[Any]
@@ -93,14 +94,17 @@ def required_columns(reward: Any) -> set[str]:
 
 def check_reward_columns(dataset: Any, reward_funcs: Sequence[Any], what: str) -> None:
     """Raise ValueError if a Dataset, called `what`, lacks a column that a reward function requires."""
+    wrong = Mistakes()
     for func in reward_funcs:
         missing = sorted(required_columns(func) - set(dataset.column_names))
         if missing:
             name = getattr(func, "__name__", type(func).__name__)
-            raise ValueError(
+            message = (
                 f"The reward function '{name}' reads the columns {missing}; the {what} has {dataset.column_names}. "
                 "Rename or add columns, or take another reward function."
             )
+            wrong.found.append(ValueError(message))
+    wrong.tell()
 
 
 def _named(reward: Any, *, with_defaults: bool) -> set[str]:

@@ -134,9 +134,10 @@ def failure(name: str, error: BaseException) -> str:
 
 
 def said_where(error: BaseException) -> str:
-    """What an exception says, and the line that raised it."""
+    """What an exception says, and the line that raised it, unless that is the call itself."""
     at = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {str(error)[:500]} ({os.path.basename(at.filename)}, line {at.lineno})"
+    place = "" if at.filename == __file__ else f" ({os.path.basename(at.filename)}, line {at.lineno})"
+    return f"{type(error).__name__}: {str(error)[:500]}{place}"
 
 
 def is_coroutine(function: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -29,6 +30,7 @@ from basis_rl.rewards.thought import AfterThought
 from basis_rl.rewards.workers.calls import trl_signature
 from basis_rl.rewards.workers.failures import FailureMonitor, RewardInfrastructureError
 
+_log = logging.getLogger(__name__)
 _RULES = 1
 EQUIVALENT = """\
 A student was given a problem whose reference answer is known and right. Decide whether the student's final answer is
@@ -165,15 +167,22 @@ class JudgeReward(Reward):
         return f"asks {self.chat} about answers that {self.behind.__name__} rejects; that {self.rules.reading}"
 
     def trial(self) -> str | None:
-        """Ask the model something, once; returns why there is no answer, if there is none."""
-        (answer,) = self.chat.ask(["Answer with one word: OK."], self.batch_timeout)
-        return answer if isinstance(answer, NoAnswer) else None if answer else _NOTHING
+        """Ask about one answer as in training; returns what the judge does wrong, a NoAnswer if it does not answer."""
+        (said,) = self.chat.ask([self.question(dict.fromkeys(self.places, "1"))], self.batch_timeout)
+        if isinstance(said, NoAnswer) or not said:
+            return NoAnswer(f"does not answer: {said or _NOTHING}")
+        if self.score(said) is None:
+            return f"ended a trial without a score within the scale, and such rollouts have no reward: {said[-200:]!r}"
+        return None
 
     def start(self) -> None:
         """Start what `behind` needs, and see whether the model answers, before anything else is loaded."""
         getattr(self.rules, "start", lambda: None)()
-        if (why := self.trial()) is not None:
-            raise RewardInfrastructureError(f"The judge {self.chat} does not answer: {why}")
+        why = self.trial()
+        if isinstance(why, NoAnswer):
+            raise RewardInfrastructureError(f"The judge {self.chat} {why}")
+        if why is not None:
+            _log.warning("The judge %s %s", self.chat, why)
 
     def close(self) -> None:
         """End the processes of `behind`, if it has any."""

@@ -36,19 +36,22 @@ def reads_boxes(functions: Sequence[Any]) -> bool:
     return "box" in places
 
 
-def explanation(rewards: Sequence[float], rollouts: Sequence[Rollout], limit: int | None, *, boxes: bool) -> str | None:
+def explanation(
+    rewards: Sequence[float], rollouts: Sequence[Rollout], limit: int | None, functions: Sequence[Any]
+) -> str | None:
     """The message if all rewards are equal: what the rollouts show about the reason, and one of them. None if not.
 
     Args:
         rewards: of all ranks; NaN where there is none.
         rollouts: of one of them.
         limit: max_completion_length.
-        boxes: whether some reward function reads the answer from a box.
+        functions: the reward functions.
     """
     scored = {reward for reward in rewards if not math.isnan(reward)}
     if len(scored) > 1:
         return None
     texts = [completion_text(rollout.completion) for rollout in rollouts]
+    boxes = reads_boxes(functions)
     signs = {
         "no text": [not text.strip() for text in texts],
         "no \\boxed{}, from which the answer is read": [boxes and last_boxed(text) is None for text in texts],
@@ -56,8 +59,10 @@ def explanation(rewards: Sequence[float], rollouts: Sequence[Rollout], limit: in
     }
     # A sign that less than half of the rollouts show does not explain why all rewards are equal.
     found = [f"{name}: {sum(rows)} of {len(rows)}" for name, rows in signs.items() if 2 * sum(rows) > len(rows)]
-    what = f"are {scored.pop():g}" if scored else "are None: no function scored a rollout"
-    why = "; ".join(found) or "they have text and an end, so the problems may be too hard, or too easy"
+    names = ", ".join(getattr(each, "__name__", type(each).__name__) for each in functions)
+    what = f"are {min(scored):g}" if scored else f"are None, since no function scored a rollout ({names})"
+    unseen = "the problems may be too hard, or too easy" if scored else "look for what makes the function return None"
+    why = "; ".join(found) or f"they have text and an end, so {unseen}"
     prompt = problem_text(rollouts[0].prompt) or str(rollouts[0].prompt)
     return (
         f"All rewards of the first {len(rewards)} rollouts {what}: there is nothing to learn from until they differ. "
@@ -68,9 +73,9 @@ def explanation(rewards: Sequence[float], rollouts: Sequence[Rollout], limit: in
 class FirstRollouts:
     """Collects the first `FIRST` rollouts of a process, and explains them once if all their rewards are equal."""
 
-    def __init__(self, limit: int | None, *, boxes: bool) -> None:
+    def __init__(self, limit: int | None, functions: Sequence[Any]) -> None:
         self.limit = limit
-        self.boxes = boxes
+        self.functions = functions
         self.rewards: list[float] = []
         self.rollouts: list[Rollout] = []
         self.done = False
@@ -97,4 +102,4 @@ class FirstRollouts:
             raise RewardFailed(str(self._explained()))
 
     def _explained(self) -> str | None:
-        return explanation(self.rewards, self.rollouts, self.limit, boxes=self.boxes)
+        return explanation(self.rewards, self.rollouts, self.limit, self.functions)

@@ -47,7 +47,7 @@ from basis_rl.objectives import (
     objective_name,
 )
 from basis_rl.registry import build
-from basis_rl.rewards.base import check_reward_columns, declared_range, read_columns
+from basis_rl.rewards.base import check_reward_columns, declared_range, read_columns, required_columns
 from basis_rl.rewards.call import try_reward
 from basis_rl.rewards.golds import invalid_golds, without_invalid_golds
 from basis_rl.rewards.registry import build_reward
@@ -636,6 +636,12 @@ def check_columns(plan: Plan) -> None:
         )
 
 
+def _with_columns(plan: Plan) -> list[Any]:
+    """The reward functions whose columns the training dataset has; `check_columns` tells of the others."""
+    columns = set(plan.first_rows.column_names if plan.first_rows is not None else ())
+    return [function for function in plan.reward_funcs if required_columns(function) <= columns]
+
+
 def drop_invalid_golds(plan: Plan) -> Plan:
     """The training problems without those whose gold does not verify against itself.
 
@@ -694,7 +700,7 @@ def check_eval_data(plan: Plan) -> Plan:
             return {name: checked(each) for name, each in data.items()}
         if not isinstance(data, Dataset):
             return data
-        check_reward_columns(data, plan.reward_funcs, "evaluation set")
+        check_reward_columns(data, _with_columns(plan), "evaluation set")
         return _valid_golds(data, plan)
 
     return replace(plan, eval_dataset=checked(plan.eval_dataset))
@@ -737,7 +743,7 @@ def check_rewards(plan: Plan) -> None:
 
     def tried() -> None:
         wrong = Mistakes()
-        for function in plan.reward_funcs:
+        for function in _with_columns(plan):
             if callable(function) and not isinstance(function, Module):
                 wrong.tried(attempt, function, rows[0])
         wrong.tell()

@@ -377,8 +377,8 @@ class Stream:
             late = f"not there after {self.pace.seconds:g} s, waiting for the {group.conversations[index].phase}"
             group.rollouts[index] = self._unscored(group, late)
         whole = [each for each in group.rollouts if each is not None]
-        if missing and any(not each.failure for each in whole):
-            # The others are graded, and have as long for it again.
+        if missing:
+            # The others, if there are any, are graded, and have as long for it again.
             group.began = time.monotonic()
             threading.Thread(target=self._grade, args=(group, group.conversations, whole), daemon=True).start()
             return

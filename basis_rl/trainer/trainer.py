@@ -67,7 +67,7 @@ from basis_rl.trainer.config import BasisConfig, without_secrets
 from basis_rl.trainer.conversation import StreamedRollout
 from basis_rl.trainer.critic import Critic, policy_is_sharded
 from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal, check_weights
-from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout, reads_boxes
+from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout
 from basis_rl.trainer.gather import gather_batch, gather_rows, local_rows, prompt_ids_of
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
 from basis_rl.trainer.logs import (
@@ -312,7 +312,7 @@ class BasisTrainer(GRPOTrainer):
         self.reward_funcs = self.functions
         self._rewards_per_func: Tensor | None = None
         self._uniform = UniformRewards(args.max_uniform_batches)
-        self._first = FirstRollouts(args.max_completion_length, boxes=reads_boxes(self.functions))
+        self._first = FirstRollouts(args.max_completion_length, self.functions)
         self._drawn: list[Rollout] = []
         # Prompts of the generation batch, where environments make them.
         self._begun: list[Any] = []

@@ -79,6 +79,8 @@ def test_the_calls_of_a_judge_are_told_and_one_that_does_not_answer(check):
         assert f"At most {batch} calls per generation batch, 16 at a time" in said
         # Whether it answers at all, and what it says of an example.
         assert len(server.requests) == 2
+        server.says = lambda question: "I think that it is right."
+        assert "ended a trial without a score within the scale" in check(**judge)[2][0]
         server.before = lambda number, body: 401
         assert "does not answer: HTTP 401" in check(**judge)[2][0]
 
@@ -246,6 +248,7 @@ def test_a_table_is_announced_then_described(check, recipe, tmp_path):
     ValueTable.from_rewards({name: [0.0, 1.0] for name in ids}, provenance={"temperature": 1.0}).save(path)
     code, said, warnings, _ = check(**changes)
     assert (code, warnings) == (0, [])
+    assert f"== What the baseline needs\nValue table {path}: {problems} prompts" in said
     assert f"covers {problems} of {problems} training prompts" in said
     assert "temperature 1.0" in said
     code, _, warnings, _ = check("--temperature", "0.5", "--baseline_kwargs.accept_mismatch", "true", **changes)

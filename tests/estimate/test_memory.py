@@ -195,6 +195,23 @@ SIZE = ModelSize(
 )
 
 
+@pytest.mark.parametrize("compact", [True, False])
+def test_beside_its_tile_a_head_holds_gradients_of_its_matrix_and_of_hidden_states(compact):
+    size = dataclasses.replace(SIZE, vocabulary=50_000)
+    matrix = size.vocabulary * size.hidden
+
+    def held(tokens=10_000, size=size, **settings):
+        return head_bytes(size, Setting(completion=tokens, compact_head=compact, **settings))
+
+    # So many tokens fill more than one tile.
+    assert held(10_003) - held() == 3 * (4 + 4) * size.hidden
+    low = {"frozen_bytes": 2, "trainable_bytes": 2}
+    assert held(10_003, **low) - held(**low) == 3 * (4 + 2) * size.hidden
+    assert held() - held(size=dataclasses.replace(size, trainable=100)) == 4 * matrix
+    assert held(engine="deepspeed", stage=3) - held(engine="deepspeed", stage=2) == 4 * matrix
+    assert held(engine="fsdp") - held() == 4 * matrix
+
+
 def test_sharding_divides_what_it_says_and_adapters_alone_have_gradients():
     def held(**settings):
         return named(static_parts(SIZE, Setting(**settings)))

@@ -301,9 +301,16 @@ def test_the_key_is_sent_and_is_nowhere_else(server, monkeypatch, tmp_path, capl
     assert "Authorization" not in server.headers[-1]  # that of ~/.netrc is not
 
 
-def test_an_address_that_is_not_there_is_told_before_a_model_is_loaded(server):
+def test_an_address_that_is_not_there_is_told_before_a_model_is_loaded(server, caplog):
     JudgeReward(server.url, "m").start()
     assert len(server.requests) == 1
+    assert set(material(server.questions[0])) == {"prompt", "solution", "answer"}
+    assert "`Score: N`" in server.questions[0]
+    assert not caplog.records
+    server.says = lambda question: "It is right."
+    JudgeReward(server.url, "m").start()
+    assert "ended a trial without a score within the scale" in caplog.text
+    assert "'It is right.'" in caplog.text
     server.says = lambda question: ""
     with pytest.raises(RewardInfrastructureError, match="is empty, or was cut off at max_tokens"):
         JudgeReward(server.url, "m").start()

@@ -40,12 +40,16 @@ SIGNS = {
 @pytest.mark.parametrize("case", SIGNS)
 def test_what_rollouts_show_is_said(case):
     drawn, boxes, words = SIGNS[case]
-    told = explanation([0.0] * len(drawn), drawn, 9, boxes=boxes)
+    functions = [ExactReward(answer_in="box" if boxes else "tag"), parity_reward]
+    told = explanation([0.0] * len(drawn), drawn, 9, functions)
     assert words in told
     assert f"--- prompt\n2 + 2 =\n--- rollout\n{drawn[0].completion}\n---" in told
     assert "are 0" in told
-    assert explanation([0.0, 1.0], drawn, 9, boxes=boxes) is None
-    assert "no function scored" in explanation([math.nan] * 2, drawn, 9, boxes=boxes)
+    assert explanation([0.0, 1.0], drawn, 9, functions) is None
+    unscored = explanation([math.nan] * 2, drawn, 9, functions)
+    assert "are None, since no function scored a rollout (exact_reward, parity_reward)" in unscored
+    assert "too hard" not in unscored
+    assert ("look for what makes the function return None" in unscored) == ("too hard" in told)
 
 
 def test_a_box_is_missed_only_where_one_is_read():
@@ -102,7 +106,7 @@ def test_a_run_without_any_score_stops_with_the_reason(steps, ends, tmp_path):
     """After 64 rollouts, of which two steps train 16; a shorter run at its end."""
     trainer = tiny_trainer(tmp_path, reward_funcs=no_score, max_steps=steps)
     before = flat(trainer.model.parameters()).clone()
-    with pytest.raises(RewardFailed, match="no function scored a rollout"):
+    with pytest.raises(RewardFailed, match=r"no function scored a rollout \(no_score\)"):
         trainer.train()
     assert 0 < trainer.state.global_step <= ends
     assert before.equal(flat(trainer.model.parameters())), "the policy has not moved"

@@ -45,13 +45,13 @@ from tests.support import tooled
 from tests.support.tiny import config, parity_reward, sums, table_for, tiny_model, tiny_tokenizer
 
 
-def planned(tmp_path, dataset=None, reward=parity_reward, **settings):
+def planned(tmp_path, dataset=None, reward=parity_reward, eval_dataset=None, **settings):
     """The checked plan of a run whose model does not exist."""
     names = ("baseline", "objective", "prompt_sampler", "environment_factory")
     given = {"baseline": "rloo"} | {name: settings.pop(name) for name in names if name in settings}
     plan = plan_run("no/such-model", reward, config(tmp_path, **settings), **given)
     tokenizer = tooled.tokenizer() if "environment_factory" in given else tiny_tokenizer()
-    return with_data(plan, sums() if dataset is None else dataset, processing_class=tokenizer)
+    return with_data(plan, sums() if dataset is None else dataset, eval_dataset, processing_class=tokenizer)
 
 
 class NeedsMore(Rloo):
@@ -512,11 +512,33 @@ def test_reward_functions_are_tried_on_the_first_row(tmp_path):
         planned(tmp_path, reward=functions)
     first, second = map(str, raised.value.mistakes)
     assert re.search(r"'without_kwargs' raised TypeError.*they need \*\*kwargs", first)
+    assert "call.py" not in first
+    assert "(test_plan.py, line " in second
     assert re.search(r"'of_texts' raised AttributeError.*a list of messages", second)
     texts = Dataset.from_list([{"prompt": f"{i} + 1 =", "solution": str(i + 1)} for i in range(16)])
     planned(tmp_path, texts, [of_texts, asynchronous, parity_reward])
     with pytest.raises(ValueError, match="'without_kwargs' raised TypeError"):
         planned(tmp_path, texts, without_kwargs)
+
+
+def misspelt(completions, solutoin, **kwargs):
+    return [1.0] * len(completions)
+
+
+def of_solutions(completions, solution, **kwargs):
+    return [1.0] * len(completions)
+
+
+def test_each_function_without_its_column_is_told_once(tmp_path):
+    """Not for the evaluation set once more, nor by a trial; but a column that only the evaluation set lacks is."""
+    with pytest.raises(ValueError, match="2 things are wrong") as raised:
+        planned(tmp_path, reward=[misspelt, of_solutions], eval_dataset=sums().remove_columns("solution"))
+    first, second = map(str, raised.value.mistakes)
+    assert "'misspelt' reads the columns ['solutoin']; the dataset has" in first
+    assert "'of_solutions' reads the columns ['solution']; the evaluation set has" in second
+    with pytest.raises(ValueError, match="2 things are wrong") as raised:
+        planned(tmp_path, sums().remove_columns("solution"), [misspelt, of_solutions], eval_dataset=sums())
+    assert [str(each).split("'")[1] for each in raised.value.mistakes] == ["misspelt", "of_solutions"]
 
 
 def test_what_a_reward_runs_on_may_be_missing_where_it_is_tried(tmp_path):

@@ -101,6 +101,24 @@ _CHECKS = re.compile(r"\n\s*(?:\*\*)?(?:check|verification|note|probe)\s*[:：]"
 _REMARK = re.compile(
     r"\([a-z]{2}|(?:note|as a check|check|remark|without|i hope|let me know|feel free)\b", re.IGNORECASE
 )
+# A question to the reader that offers something, with no number in it, and no doubt about the answer.
+_OFFER = re.compile(
+    r"[*_ ]{0,4}(?!.*"
+    + _word(
+        r"right|correct\w*|wrong|errors?|mistakes?|check|verify|agree|think|again|instead|different"
+        "|(?:an)?other (?:answer|result|value)"
+    )
+    + ")"
+    + _word(
+        "(?:what |how )?would you (?:like|prefer)|(?:do|did) you (?:have|need|want) (?:any|another|help|me|more)"
+        "|(?:do you )?want (?:another|help|me|more|to (?:know|learn|see))|need (?:any|further|help|more)"
+        "|(?:is there )?anything else(?: I can| you(?:'d| would) like| you want|(?=\\W*\\Z))"
+        "|any (?:further |more |other )?questions|(?:does|did) (?:this|that) help"
+        "|(?:what else |what |how )?(?:can|may|shall|should) I (?:explain|help|show)"
+    )
+    + r"\D*\?[\s*_`]*\Z",
+    re.IGNORECASE | re.DOTALL,
+)
 _AS_JSON = re.compile(r'"(?:final_)?answer"\s?:\s?(?:"([^"]{1,200})"|([^\s",}]{1,200}))[\s}\]`]*(?:</\w+>)?\s*\Z')
 _BOLD = re.compile(r"(\*\*|__|`)(.+?)\1")
 _BOLD_WORDS = re.compile(rf"\*\*({_LETTER}{{2,}}(?: {_LETTER}{{2,}}){{0,2}})[.!]?\*\*(?!:)")
@@ -109,6 +127,10 @@ _ENDS_UNIT = re.compile(
     r"[,;:.!?。，；(（]|\*\*|\A\s*of\b|"
     + _word("from|to|for|in(?!/)|at|after|before|when|if|with|by|on|that|which|since|because|as|so|is|are|was")
 )
+# "14 is the sum of 7 and 7": what a number is said to be, up to two others.
+_DEFINES = re.compile(rf" (?:is|equals) the (?:{_LETTER}+ ){{1,4}}(?:of|between) [^{{}}]{{1,40}}? (?:and|und) \S*\d")
+# "14 when you add 7 and 7": up to the end of the sentence, and with no result of its own.
+_WHEN = re.compile(r"\bwhen (?:you|we) (?:(?!\b(?:you|we)\b)[^,;=])*\Z")
 _CLAUSE = (",", ";", ":", "，", "；", " but ", " sondern ")
 
 
@@ -148,7 +170,7 @@ def stated_answer(text: str) -> str | None:
     read, *checks = _CHECKS.split(tail)
     if any(_RETRACTS.search(aside) for aside in (*_ASIDE.findall(read), *checks)):
         return None
-    sentences = [each for each in _sentences(_ASIDE.sub("", read)) if not _REMARK.match(each)]
+    sentences = [each for each in _sentences(_ASIDE.sub("", read)) if not (_REMARK.match(each) or _OFFER.match(each))]
     states = [bool(_STATES.search(sentence)) for sentence in sentences]
     doubted = False
     for i in reversed(range(len(sentences))):
@@ -258,8 +280,13 @@ def _concluded(sentence: str, runs: list[tuple[int, int]]) -> str | None:
     """What a sentence without such words says: the last formula in bold, the first behind its verb, or the last."""
     bold = [match.span() for match in _BOLD.finditer(sentence)]
     inside = [run for run in runs if any(start <= run[0] < end for start, end in bold)]
+    if (condition := _WHEN.search(sentence)) is not None:
+        runs = [run for run in runs if run[0] < condition.start()] or runs
     verb = _last_verb(sentence)
     behind = [run for run in runs if verb and run[0] >= verb]
+    defines = _DEFINES.match(sentence, runs[0][1])
+    if defines and verb <= defines.end() and not sentence[: runs[0][0]].strip(" *_`"):
+        behind = runs[:1]
     for run in inside[-1:] or behind or runs[-1:]:
         clause = max(sentence.rfind(mark, 0, run[0]) for mark in _CLAUSE)
         if not _is_denied(sentence, clause + 1, run[0]):
@@ -280,7 +307,7 @@ def _with_unit(sentence: str, run: tuple[int, int]) -> str | None:
     in_pieces = len(re.findall(r"\b(?:for|if|when)\b", behind)) > 1 or re.search(r"\b(?:but|or)\b[^.]*\d", behind)
     if in_pieces or _DENIES.search(re.split("[,;，；(（]", behind)[0]):
         return None
-    unit = _ENDS_UNIT.split(behind, maxsplit=1)[0].rstrip(' *_`\n\\"”')
+    unit = _ENDS_UNIT.split(behind, maxsplit=1)[0].rstrip(' *_`\n\\"”✓✔✅🎉😊🙂👍\ufe0f')
     unit = re.sub(r"\A ?(?:left|remaining|total|altogether|older|younger|more|and nothing else)\b.*", "", unit)
     # A Japanese verb is none, and what follows a plural is none: "9 marbles remain".
     unit = re.sub(r".*[\u3040-\u309f].*", "", unit)

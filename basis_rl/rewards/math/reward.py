@@ -26,7 +26,7 @@ from basis_rl.sandbox.run import fair_share
 
 Rules = Literal["full", "plain"]
 # Raised with every change of what counts as right, so that two gradings are never mixed.
-RULES = 10
+RULES = 11
 _MEMORY_BYTES = 4 << 30
 # Seconds, at least, from which the limit by the clock follows where Math-Verify has its own limits for each step.
 _PLAIN_TIMEOUT = 5.0
