@@ -55,7 +55,7 @@ from basis_rl.run import checkpoint
 from basis_rl.run.errors import DiskFull, ServerLost
 from basis_rl.tools import calculator
 from basis_rl.trainer import BasisTrainer, turns
-from basis_rl.trainer.critic import whole
+from basis_rl.trainer.critic import whole_tensor
 from benchmarks.common import RESULTS, one_thread, parser_of, save
 from examples.quickstart.warm_start import save as save_tiny_model
 from tests.support.fake_vllm import ModelServer
@@ -710,7 +710,7 @@ def train(folder: Path, name: str, url: str, hub: str) -> None:
     trained.add_callback(StepFile())
     trained.train(resume_from_checkpoint="auto")
     assert not hub or trained.push_to_hub() is not None
-    weights = whole(trained.model.state_dict())
+    weights = {name: whole_tensor(value).cpu() for name, value in trained.model.state_dict().items()}
     trained.accelerator.wait_for_everyone()
     if not trained.accelerator.is_main_process:
         return
