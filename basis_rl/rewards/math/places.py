@@ -104,10 +104,7 @@ _REMARK = re.compile(
 # A question to the reader that offers something, with no number in it, and no doubt about the answer.
 _OFFER = re.compile(
     r"[*_ ]{0,4}(?!.*"
-    + _word(
-        r"right|correct\w*|wrong|errors?|mistakes?|check|verify|agree|think|again|instead|different"
-        "|(?:an)?other (?:answer|result|value)"
-    )
+    + _word(r"right|correct\w*|wrong|errors?|mistakes?|check|verify|agree|think|again|instead|different|another answer")
     + ")"
     + _word(
         "(?:what |how )?would you (?:like|prefer)|(?:do|did) you (?:have|need|want) (?:any|another|help|me|more)"
