@@ -121,7 +121,7 @@ class OptimalBaseline:
             return float(z @ self.moments[0] @ z)
 
         least = power(c)
-        if least < 1e-9 * float(self.moments[0, 0, 0]) or least <= 0:
+        if least <= 1e-9 * float(self.moments[0, 0, 0]):
             return {}
         return {f"power_{name}": power(b) / least for name, b in others.items()}
 

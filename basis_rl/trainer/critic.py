@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator, DistributedType
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -181,18 +181,25 @@ class Critic:
 
     def save(self, folder: str | Path) -> None:
         """Write weights and optimizer into a checkpoint folder, whole. Collective."""
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        module, optimizer = get_state_dict(self.module, self.optimizer, options=options)
+        options = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        module = states.get_model_state_dict(self.module, options=options)
+        # An optimizer that has not taken a step would be given its state by one, which its later steps count.
+        optimizer = None
+        if self.optimizer.state:
+            optimizer = states.get_optimizer_state_dict(self.module, self.optimizer, options=options)
         if self.accelerator.is_main_process:
             torch.save({"module": module, "optimizer": optimizer}, Path(folder) / NETWORK_FILE)
 
     def load(self, folder: str | Path) -> None:
         """Restore `save`'s result; learning rates stay those that the optimizer was built with."""
         content = torch.load(Path(folder) / NETWORK_FILE, weights_only=True, map_location="cpu")
+        options = states.StateDictOptions(full_state_dict=True)
+        states.set_model_state_dict(self.module, content["module"], options=options)
+        if content["optimizer"] is None:
+            return
         # A resumed run may have another learning rate, which is allowed.
         rates = [group["lr"] for group in self.optimizer.param_groups]
-        states = {"model_state_dict": content["module"], "optim_state_dict": content["optimizer"]}
-        set_state_dict(self.module, self.optimizer, **states, options=StateDictOptions(full_state_dict=True))
+        states.set_optimizer_state_dict(self.module, self.optimizer, content["optimizer"], options=options)
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
 

@@ -125,7 +125,7 @@ def test_where_answers_are_read_is_said_and_some_golds_and_a_box_that_no_prompt_
     _, said, warnings, error = check(**rows, prompt_template="{prompt} Answer in \\boxed{}.")
     assert warnings == [], error
     assert "== Answers\nexact_reward reads the answer from the last \\boxed{}." in said
-    assert "They are such as 'True', 'False'." in said
+    assert "--- its gold, in 'solution': True\n" in said
     _, _, warnings, _ = check(**rows)
     assert ["no prompt asks for one" in warning for warning in warnings] == [True]
     elsewhere = {"reward_kwargs": {"answer_in": "last_line"}}

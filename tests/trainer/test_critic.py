@@ -362,6 +362,14 @@ def test_rollouts_are_those_of_a_run_without_a_module_or_energies(tmp_path, tiny
     assert texts == [texts[0]] * 4
 
 
+def test_a_checkpoint_before_the_critics_first_step_leaves_its_optimizer_as_it_is(tmp_path):
+    """Else its first step would be counted as the second one."""
+    critic = build(tmp_path, "ppo")._critic
+    for act in (critic.save, critic.load):
+        act(tmp_path)
+        assert not critic.optimizer.state
+
+
 def test_a_gradient_that_is_not_finite_is_dropped(tmp_path):
     trained = build(tmp_path, "ppo", max_steps=2)
     before = copy.deepcopy(trained._critic.module.state_dict())
